@@ -1,0 +1,44 @@
+"""Argument checks, and the dimension letters that every docstring uses.
+
+S streams · N tree rows (root included) · B budget = N - 1 · L depth limit (draft positions) · K draft top-k · V vocabulary ·
+D hidden width · H heads · C latent width (kv_lora_rank) · R rope width · T rows of a flat batch · E experts · b block size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kdlab.errors import ArgumentError, ShapeError
+
+
+def check_int(name: str, value: object, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """Return `value` as an int, or raise ArgumentError: bools, floats and values out of range are refused."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(name, "an integer", repr(value))
+    number = int(value.__index__())
+    if minimum is not None and number < minimum:
+        raise ArgumentError(name, f"at least {minimum}", number)
+    if maximum is not None and number > maximum:
+        raise ArgumentError(name, f"at most {maximum}", number)
+    return number
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raise ArgumentError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(name, "one of " + ", ".join(map(repr, choices)), repr(value))
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> dict[str, int]:
+    """Check `tensor` against `shape`: ints must match, equal letters must agree; returns the size of each letter."""
+    sizes: dict[str, int] = {}
+    expected = "[" + ", ".join(map(str, shape)) + "]"
+    if not isinstance(tensor, torch.Tensor):
+        raise ShapeError(name, f"a tensor {expected}", type(tensor).__name__)
+    if tensor.dim() != len(shape):
+        raise ShapeError(name, expected, list(tensor.shape))
+    for size, want in zip(tensor.shape, shape, strict=True):
+        known = want if isinstance(want, int) else sizes.setdefault(want, size)
+        if size != known:
+            raise ShapeError(name, expected, list(tensor.shape))
+    return sizes
