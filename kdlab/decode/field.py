@@ -1,0 +1,71 @@
+"""The draft field: what the drafter says at every position of the target's own text, recorded once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class PromptField:
+    """The draft field of one prompt; position p is the anchor `output_ids[p]`.
+
+    Attributes:
+        prompt, prompt_id, kind: index in the recorded list, name and kind of text.
+        prompt_ids: [P] int32.
+        output_ids: [T] int32, new tokens, cut at the stop token (kept) or at the cap.
+        tail_ids: [L + 1] int32, the target's tokens past the cut.
+        num_starts: rounds may start at positions 0..num_starts-1: T at a cap, T - 1 when the last token is a stop.
+        token_ids: [T, L, K] int32, the drafter's top K tokens of each of its L slots, ranked.
+        log_probs: [T, L, K] float32, their log-probabilities in nats at temperature 1, descending; NaN rows are unusable.
+        next_log_prob: [T, L] float32, the draft's log-probability of the token the target wrote at p + 1 + l.
+        next_rank: [T, L] int32, 0-based rank of that token in the draft's whole vocabulary.
+    """
+
+    prompt: int
+    prompt_id: str
+    kind: str
+    prompt_ids: np.ndarray
+    output_ids: np.ndarray
+    tail_ids: np.ndarray
+    num_starts: int
+    token_ids: np.ndarray
+    log_probs: np.ndarray
+    next_log_prob: np.ndarray
+    next_rank: np.ndarray
+
+    @property
+    def all_ids(self) -> np.ndarray:
+        """[T + L + 1] int32: the output and its tail."""
+        return np.concatenate([self.output_ids, self.tail_ids])
+
+    @property
+    def next_ids(self) -> np.ndarray:
+        """[T, L] int32: the tokens the target wrote at p + 1 + l."""
+        num_positions, depth_limit = self.next_rank.shape
+        return self.all_ids[np.arange(num_positions)[:, None] + 1 + np.arange(depth_limit)]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftField:
+    """Draft fields of a prompt list, and how they were recorded.
+
+    Attributes:
+        prompts: one PromptField a prompt.
+        top_k: K, the draft candidates kept a slot.
+        vocab_size: V; with K = V no tree of any budget is truncated.
+        depth_limit: L = block size - 1.
+        provenance: where, when and with what settings and bytes it was recorded.
+    """
+
+    prompts: list[PromptField]
+    top_k: int
+    vocab_size: int
+    depth_limit: int
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole_vocabulary(self) -> bool:
+        """True when every token of the vocabulary was kept, so that budgets above K stay exact."""
+        return self.top_k >= self.vocab_size
