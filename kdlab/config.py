@@ -1,0 +1,294 @@
+"""Constants of target and drafter, read from Hugging Face `config.json`: none of them stands in the code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdlab.config_fields import Fields, read_config
+from kdlab.config_rope import RopeConfig
+
+__all__ = ["DrafterConfig", "RopeConfig", "TargetConfig"]
+
+# compressed-tensors' name for what Kimi K2.6 ships; kdlab reads no other quantised format.
+INT4_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """Constants of a DeepseekV3 target as Kimi K2.6 uses it; fields keep the names of `config.json`.
+
+    Widths are in values. `q_lora_rank` None means one full q_proj. `experts_int4` says that the routed experts are
+    stored as INT4 `pack-quantized`. `latent_norm_eps` is the epsilon of the q_a and kv_a norms, which no config states.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    first_k_dense_replace: int
+    moe_layer_freq: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    rms_norm_eps: float
+    latent_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope_interleave: bool
+    rope: RopeConfig
+    experts_int4: bool
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def load(cls, directory: str | Path, *, latent_norm_eps: float = 1e-6) -> "TargetConfig":
+        """Read `directory`/config.json; see `from_dict`."""
+        return cls.from_dict(read_config(directory), latent_norm_eps=latent_norm_eps)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, latent_norm_eps: float = 1e-6) -> "TargetConfig":
+        """Read the object of a `config.json`, flat or nested in `text_config`.
+
+        Args:
+            values: the JSON object.
+            latent_norm_eps: epsilon of the q_a and kv_a norms: 1e-6 in Moonshot's code and transformers, 1e-5 in
+                SGLang and vLLM.
+
+        Raises:
+            ConfigError: a key is missing, or has a value that kdlab does not run.
+        """
+        top = Fields(values, "config.json")
+        text = top.section("text_config") or top
+        _check_architecture(text)
+        heads = text.integer("num_attention_heads")
+        text.choice("num_key_value_heads", (heads,), heads)
+        rope_dim = text.integer("qk_rope_head_dim")
+        config = cls(
+            vocab_size=text.integer("vocab_size"),
+            hidden_size=text.integer("hidden_size"),
+            num_hidden_layers=text.integer("num_hidden_layers"),
+            num_attention_heads=heads,
+            q_lora_rank=text.integer("q_lora_rank", None),
+            kv_lora_rank=text.integer("kv_lora_rank"),
+            qk_nope_head_dim=text.integer("qk_nope_head_dim"),
+            qk_rope_head_dim=rope_dim,
+            v_head_dim=text.integer("v_head_dim"),
+            intermediate_size=text.integer("intermediate_size"),
+            moe_intermediate_size=text.integer("moe_intermediate_size"),
+            n_routed_experts=text.integer("n_routed_experts"),
+            n_shared_experts=text.integer("n_shared_experts", 0, minimum=0),
+            num_experts_per_tok=text.integer("num_experts_per_tok"),
+            first_k_dense_replace=text.integer("first_k_dense_replace", minimum=0),
+            moe_layer_freq=text.integer("moe_layer_freq", 1),
+            n_group=text.integer("n_group"),
+            topk_group=text.integer("topk_group"),
+            norm_topk_prob=text.flag("norm_topk_prob"),
+            routed_scaling_factor=text.number("routed_scaling_factor"),
+            rms_norm_eps=text.number("rms_norm_eps"),
+            latent_norm_eps=latent_norm_eps,
+            max_position_embeddings=text.integer("max_position_embeddings"),
+            tie_word_embeddings=text.flag("tie_word_embeddings", False),
+            rope_interleave=text.flag("rope_interleave", True),
+            rope=RopeConfig.from_dict(text.values, rope_dim),
+            experts_int4=_experts_int4(top, text),
+            eos_token_ids=tuple(dict.fromkeys(text.integers("eos_token_id", ()) + top.integers("eos_token_id", ()))),
+        )
+        _check_experts(text, config)
+        return config
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor of the attention scores: (nope + rope width)^-1/2 times the square of YaRN's mscale."""
+        return (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 * self.rope.score_factor
+
+    @property
+    def cache_width(self) -> int:
+        """Values in one latent cache row: latent width C plus rope width R."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Say whether 0-based `layer` holds routed experts (else it is dense)."""
+        return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The 0-based layers that hold routed experts."""
+        return tuple(layer for layer in range(self.num_hidden_layers) if self.is_moe_layer(layer))
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """Constants of a DFlash drafter; fields keep the names of `config.json`.
+
+    `sliding[i]` is the attention window of layer i in tokens (None: all), `causal[i]` says whether a block row of
+    layer i is kept from seeing later slots.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    num_target_layers: int
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    sliding: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    rope: RopeConfig
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "DrafterConfig":
+        """Read `directory`/config.json; see `from_dict`."""
+        return cls.from_dict(read_config(directory))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "DrafterConfig":
+        """Read the object of a DFlash `config.json`.
+
+        Raises:
+            ConfigError: a key is missing, or has a value that kdlab does not run.
+        """
+        top = Fields(values, "config.json")
+        _check_drafter(top)
+        heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
+        if heads % kv_heads:
+            raise top.fail("num_key_value_heads", f"a divisor of {heads}", kv_heads)
+        head_dim = top.integer("head_dim")
+        block = _block_fields(top)
+        sliding, causal = _layer_masks(top)
+        config = cls(
+            vocab_size=top.integer("vocab_size"),
+            hidden_size=top.integer("hidden_size"),
+            num_hidden_layers=top.integer("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate_size=top.integer("intermediate_size"),
+            rms_norm_eps=top.number("rms_norm_eps"),
+            max_position_embeddings=top.integer("max_position_embeddings"),
+            num_target_layers=top.integer("num_target_layers"),
+            block_size=block.integer("block_size", minimum=2),
+            mask_token_id=block.integer("mask_token_id", minimum=0),
+            target_layer_ids=block.integers("target_layer_ids"),
+            sliding=sliding,
+            causal=causal,
+            rope=RopeConfig.from_dict(top.values, head_dim),
+        )
+        _check_block(block, config)
+        return config
+
+    @property
+    def depth_limit(self) -> int:
+        """Draft positions L of one round: the block without its anchor slot."""
+        return self.block_size - 1
+
+
+def _check_architecture(text: Fields) -> None:
+    text.choice("model_type", ("deepseek_v3", "kimi_k2"), "deepseek_v3")
+    text.choice("hidden_act", ("silu",))
+    text.choice("attention_bias", (False,), False)
+    text.choice("scoring_func", ("sigmoid",), "sigmoid")
+    text.choice("topk_method", ("noaux_tc",), "noaux_tc")
+
+
+def _check_experts(text: Fields, config: TargetConfig) -> None:
+    experts, groups = config.n_routed_experts, config.n_group
+    if experts % groups or (groups > 1 and experts // groups < 2):
+        raise text.fail("n_group", f"a divisor of {experts} that leaves two experts a group", groups)
+    if config.topk_group > groups:
+        raise text.fail("topk_group", f"at most n_group {groups}", config.topk_group)
+    reachable = experts // groups * config.topk_group
+    if config.num_experts_per_tok > reachable:
+        raise text.fail("num_experts_per_tok", f"at most the {reachable} of topk_group", config.num_experts_per_tok)
+
+
+def _experts_int4(top: Fields, text: Fields) -> bool:
+    """Check `quantization_config` for INT4 `pack-quantized`, group 32, symmetric; False where there is none."""
+    found = text.section("quantization_config") or top.section("quantization_config")
+    if found is None:
+        return False
+    found.choice("quant_method", ("compressed-tensors",))
+    found.choice("format", ("pack-quantized",))
+    found.choice("kv_cache_scheme", (), None)
+    groups = found.section("config_groups") or Fields({}, f"{found.where}: config_groups")
+    if len(groups.values) != 1:
+        raise found.fail("config_groups", "one group", list(groups.values))
+    group = groups.section(next(iter(groups.values)))
+    weights = None if group is None else group.section("weights")
+    if group is None or weights is None:
+        raise groups.fail("weights", "an object", None)
+    group.choice("input_activations", (), None)
+    group.choice("output_activations", (), None)
+    expected = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": INT4_GROUP}
+    for key, value in expected.items():
+        weights.choice(key, (value,))
+    weights.choice("dynamic", (False,), False)
+    weights.choice("actorder", (), None)
+    return True
+
+
+def _check_drafter(top: Fields) -> None:
+    architectures = top.get("architectures", ["DFlashDraftModel"])
+    if architectures != ["DFlashDraftModel"]:
+        raise top.fail("architectures", "['DFlashDraftModel']", architectures)
+    top.choice("model_type", ("qwen3",), "qwen3")
+    top.choice("hidden_act", ("silu",))
+    top.choice("attention_bias", (False,), False)
+    for key in ("output_multiplier", "input_embedding_scale"):
+        top.choice(key, (1, 1.0), 1.0)
+    top.choice("final_logit_softcapping", (0, 0.0), None)
+
+
+def _block_fields(top: Fields) -> Fields:
+    """Return block size, mask and taps: `dflash_config` first, the top level second, as DFlash looks them up."""
+    keys = ("block_size", "mask_token_id", "target_layer_ids")
+    inner = top.section("dflash_config") or Fields({}, f"{top.where}: dflash_config")
+    inner.only(keys)
+    for key in keys:
+        first, second = inner.values.get(key), top.values.get(key)
+        if first is not None and second is not None and first != second:
+            raise inner.fail(key, f"the top level's value {second!r}", first)
+    found = {key: inner.get(key, top.values.get(key)) for key in keys}
+    return Fields(found, inner.where)
+
+
+def _check_block(block: Fields, config: DrafterConfig) -> None:
+    bad = [tap for tap in config.target_layer_ids if not 0 <= tap < config.num_target_layers]
+    if bad or not config.target_layer_ids:
+        expected = f"layers of the target, 0 to {config.num_target_layers - 1}"
+        raise block.fail("target_layer_ids", expected, list(config.target_layer_ids))
+    if config.mask_token_id >= config.vocab_size:
+        raise block.fail("mask_token_id", f"below vocab_size {config.vocab_size}", config.mask_token_id)
+
+
+def _layer_masks(top: Fields) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """Return window and causality of each layer; a sliding layer is causal unless `is_causal` says otherwise."""
+    layers = top.integer("num_hidden_layers")
+    uses_window = top.flag("use_sliding_window", None)
+    if top.get("layer_types", None) is None and uses_window:
+        raise top.fail("layer_types", "the type of each layer, as use_sliding_window is true", "nothing")
+    kinds = top.get("layer_types", ["full_attention"] * layers)
+    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise top.fail("layer_types", f"{layers} of 'full_attention' or 'sliding_attention'", kinds)
+    if "sliding_attention" in kinds and uses_window is False:
+        raise top.fail("use_sliding_window", "true, as layer_types holds 'sliding_attention'", False)
+    window = top.integer("sliding_window") if "sliding_attention" in kinds else None
+    slides = tuple(kind == "sliding_attention" for kind in kinds)
+    causal = top.flag("is_causal", None)
+    return tuple(window if s else None for s in slides), tuple(s if causal is None else causal for s in slides)

@@ -1,0 +1,1 @@
+"""Tensor ops: one a file, plain torch in `reference`."""

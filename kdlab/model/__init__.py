@@ -1,0 +1,1 @@
+"""Checkpoints to target, drafter, tokenizer and latent cache."""
