@@ -1,0 +1,121 @@
+"""Versioned Parquet tables: an explicit schema, files that appear whole, and old files that stay readable.
+
+A schema grows only by nullable columns and by wider types, and each such step raises its version by one. Files are read
+one by one with the latest schema, because readers that take a folder's schema from its first file drop new columns.
+"""
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdlab.errors import SchemaError
+
+KIND_KEY, VERSION_KEY = "kdlab_kind", "kdlab_schema_version"
+VERSION_COLUMN = "schema_version"
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """The latest form of one kind of table; `version` is written in every row too, for readers without metadata."""
+
+    kind: str
+    version: int
+    fields: tuple[pa.Field, ...]  # without the version column
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a file, the version column first."""
+        return pa.schema([pa.field(VERSION_COLUMN, pa.int32(), nullable=False), *self.fields])
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, pa.Array], table_format: TableFormat,
+                metadata: Mapping[str, str] | None = None) -> None:  # fmt: skip
+    """Write one table as one file that is there whole or not at all; the folder is made when missing.
+
+    Args:
+        columns: every column of the format except the version, by name.
+        metadata: text kept beside the table, by name.
+    Raises: SchemaError when columns are missing, unknown, of a wrong type, or hold nulls where none may be.
+    """
+    path = Path(path)
+    schema = table_format.schema
+    num_rows = max((len(column) for column in columns.values()), default=0)
+    version = pa.array([table_format.version] * num_rows, pa.int32())
+    table = _fit(pa.table({VERSION_COLUMN: version, **columns}), schema, str(path), fill=False)
+    marks = {KIND_KEY: table_format.kind, VERSION_KEY: str(table_format.version)}
+    _write_whole(table.replace_schema_metadata({**(metadata or {}), **marks}), path)
+
+
+def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple[pa.Table, dict[str, str]]:
+    """Read a file in the latest form: columns that its version did not have yet are null.
+
+    Returns: the table with `table_format.schema`, and the text kept beside it.
+    Raises: SchemaError for no kdlab table, another kind, a version newer than this kdlab knows, or missing columns;
+        FileNotFoundError.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no result file at {path}")
+    try:
+        table = pq.ParquetFile(path).read()
+    except pa.ArrowException as error:
+        raise SchemaError(f"{path}: not a readable Parquet file ({error})") from error
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    _check_marks(path, metadata, table_format)
+    fitted = _fit(table.replace_schema_metadata(None), table_format.schema, str(path), fill=True)
+    return fitted, {key: value for key, value in metadata.items() if key not in (KIND_KEY, VERSION_KEY, "ARROW:schema")}
+
+
+def _check_marks(path: Path, metadata: Mapping[str, str], table_format: TableFormat) -> None:
+    kind, version = metadata.get(KIND_KEY), metadata.get(VERSION_KEY)
+    if kind is None or version is None:
+        raise SchemaError(f"{path}: not a kdlab table (no {KIND_KEY} or {VERSION_KEY} in its metadata)")
+    if kind != table_format.kind:
+        raise SchemaError(f"{path}: expected a table of kind {table_format.kind!r}, got {kind!r}")
+    if not version.isdecimal() or int(version) < 1:
+        raise SchemaError(f"{path}: schema version {version!r} is not a positive number")
+    if int(version) > table_format.version:
+        raise SchemaError(
+            f"{path}: schema version {version} of {kind!r} is newer than {table_format.version}, the latest that this"
+            " kdlab reads; update kdlab"
+        )
+
+
+def _fit(table: pa.Table, schema: pa.Schema, path: str, *, fill: bool) -> pa.Table:
+    """Return `table` with exactly the columns and types of `schema`; `fill` puts nulls for missing nullable columns."""
+    unknown = [name for name in table.column_names if name not in schema.names]
+    missing = [f.name for f in schema if f.name not in table.column_names and not (fill and f.nullable)]
+    if unknown or missing:
+        raise SchemaError(f"{path}: unknown columns {unknown}, missing columns {missing}")
+    columns = [_fit_column(table, field, path) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _fit_column(table: pa.Table, field: pa.Field, path: str) -> pa.ChunkedArray:
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table[field.name]
+    if column.null_count and not field.nullable:
+        raise SchemaError(f"{path}: column {field.name!r} holds {column.null_count} nulls, expected none")
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except pa.ArrowException as error:
+        raise SchemaError(f"{path}: column {field.name!r}: expected {field.type}, got {column.type}") from error
+
+
+def _write_whole(table: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        with unfinished.open("xb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
