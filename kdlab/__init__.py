@@ -1,0 +1,36 @@
+"""kdlab: a research workbench for DDTree speculative decoding of Kimi K2.6.
+
+`load_pair`, `generate`, `record` and the rooms `tree`, `study`, ... are loaded when first used, so that importing kdlab
+costs nothing and touches no device.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ROOMS = ("kernels", "model", "tree", "decode", "study", "bench", "viz", "report")
+_NAMES = {
+    "load_pair": "kdlab.model.pair",
+    "load_prompts": "kdlab.model.prompts",
+    "generate": "kdlab.decode",
+    "record": "kdlab.decode",
+    "save_run": "kdlab.decode",
+    "load_run": "kdlab.decode",
+    "save_field": "kdlab.decode",
+    "load_field": "kdlab.decode",
+}
+
+__all__ = ["__version__", *_ROOMS, *_NAMES]  # noqa: PLE0604 (names resolved on first use)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"kdlab.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    raise AttributeError(f"module 'kdlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

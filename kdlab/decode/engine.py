@@ -1,0 +1,225 @@
+"""The round engine: draft, build, verify, accept, commit, for every method and any number of streams.
+
+AR is a tree of the root alone, a chain is a tree of one path. Streams of different lengths share a batch; a stream that
+ends hands its slot to the next prompt, or stays in the batch as inert rows until the others are done.
+"""
+
+import torch
+from torch import Tensor
+
+from kdlab.decode.records import RoundRecord
+from kdlab.decode.settings import Settings
+from kdlab.decode.transcript import Transcript
+from kdlab.errors import ArgumentError, KdlabError
+from kdlab.kernels.reference import draft_topk, target_sample
+from kdlab.model.cache import LatentCache
+from kdlab.model.draft_context import DraftContext
+from kdlab.model.pair import Pair
+from kdlab.model.target import TargetOutput
+from kdlab.tree import Acceptance, DraftTree, accept, build_root_only
+
+PREFILL_CHUNK = 512
+
+
+class Engine:
+    """Decodes prompts round by round; `step()` runs one round of every stream until `done`.
+
+    Attributes:
+        transcripts: one Transcript a prompt.
+    """
+
+    def __init__(self, pair: Pair, prompt_ids: list[list[int]], settings: Settings) -> None:
+        """Allocate caches and prefill the first streams.
+
+        Args:
+            pair: models and tokenizer.
+            prompt_ids: token ids of each prompt.
+            settings: from `make_settings`.
+        Raises: ArgumentError for a prompt that is empty, holds an unknown token or leaves no room in the context.
+        """
+        self.pair, self.settings = pair, settings
+        self.transcripts = [self._transcript(index, ids) for index, ids in enumerate(prompt_ids)]
+        self._waiting = list(range(len(prompt_ids)))
+        rows = max(len(t.prompt_ids) + t.cap + t.tail for t in self.transcripts)
+        rows += settings.method.budget + 1 + self._depth_limit + 1
+        self._cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
+        self._context = self._new_context(settings.streams, rows)
+        self._prompt = torch.full((settings.streams,), -1, device=pair.device)
+        self._start = torch.zeros(settings.streams, dtype=torch.int64, device=pair.device)
+        self._anchor = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
+        self._fill_slots()
+
+    @property
+    def done(self) -> bool:
+        """True when every prompt has all its tokens."""
+        return bool((self._prompt < 0).all())
+
+    @property
+    def num_done(self) -> int:
+        """Prompts that are finished."""
+        return sum(transcript.done for transcript in self.transcripts)
+
+    @torch.inference_mode()
+    def step(self) -> list[RoundRecord]:
+        """Run one round of every running stream; returns one RoundRecord a running stream."""
+        tree = self._draft_tree().with_root(self._anchor)
+        output, target_tokens = self._verify(tree)
+        acceptance = accept(tree, target_tokens)
+        self._check(acceptance)
+        records = self._records(tree, target_tokens, acceptance, output)
+        self._commit(output, acceptance)
+        for record in records:
+            self.transcripts[record.prompt].add_round(record)
+        self._fill_slots()
+        return records
+
+    # -- one round ------------------------------------------------------------------------------------------------
+
+    def _draft_tree(self) -> DraftTree:
+        method = self.settings.method
+        if method.build is None or self._context is None:
+            return build_root_only(len(self._start), self.pair.device)
+        top = draft_topk(self.pair.draft_logits(self._anchor, self._start, self._context), method.top_k)
+        return method.build(top.log_probs, top.token_ids)
+
+    def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
+        mask = tree.ancestor_mask() & (self._prompt >= 0)[:, None, None]
+        positions = self._start[:, None] + tree.depth
+        output = self.pair.target(
+            tree.token.clamp(min=0),
+            positions,
+            self._cache,
+            self._start,
+            mask,
+            taps=self.pair.taps if self._context is not None else (),
+            collect_experts=self.settings.record_experts,
+        )
+        return output, self._sample(output.hidden, positions + 1, self._prompt)
+
+    def _sample(self, hidden: Tensor, positions: Tensor, prompts: Tensor) -> Tensor:
+        settings = self.settings
+        return target_sample(
+            self.pair.target.head(hidden),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=settings.seed,
+            stream=prompts,
+            position=positions,
+        )
+
+    def _check(self, acceptance: Acceptance) -> None:
+        bad = (acceptance.status != 0) | (acceptance.bonus < 0)
+        for slot in (bad & (self._prompt >= 0)).nonzero().flatten().tolist():
+            prompt, status = int(self._prompt[slot]), int(acceptance.status[slot])
+            reason = f"a malformed tree (status {status})" if status else "target logits that are not finite"
+            raise KdlabError(f"prompt {prompt}, round at position {int(self._start[slot])}: {reason}")
+
+    def _commit(self, output: TargetOutput, acceptance: Acceptance) -> None:
+        running = self._prompt >= 0
+        count = torch.where(running, acceptance.length + 1, 0).to(self._start.dtype)
+        path = torch.where(running[:, None], acceptance.path, -1)
+        self._cache.commit(self._start, path)
+        if self._context is not None and output.taps is not None:
+            rows = path.clamp(min=0).long()[..., None].expand(-1, -1, output.taps.shape[-1])
+            self.pair.drafter.extend(self._context, output.taps.gather(1, rows), self._start, count)
+        self._start = self._start + count
+        self._anchor = torch.where(running, acceptance.bonus, self._anchor)
+
+    def _records(
+        self, tree: DraftTree, target_tokens: Tensor, acceptance: Acceptance, output: TargetOutput
+    ) -> list[RoundRecord]:
+        records = []
+        for slot in (self._prompt >= 0).nonzero().flatten().tolist():
+            prompt, num_nodes = int(self._prompt[slot]), int(tree.num_nodes[slot])
+            experts = output.expert_ids
+            records.append(
+                RoundRecord(
+                    prompt=prompt,
+                    round=len(self.transcripts[prompt].rounds),
+                    anchor_position=int(self._start[slot]),
+                    tree=tree.stream(slot).to("cpu"),
+                    target_tokens=target_tokens[slot, :num_nodes].cpu().numpy(),
+                    path=tuple(acceptance.path[slot, : int(acceptance.length[slot]) + 1].tolist()),
+                    bonus=int(acceptance.bonus[slot]),
+                    expert_ids=None if experts is None else experts[slot, :, :num_nodes].cpu().numpy(),
+                    nonfinite_draft_rows=int(tree.nonfinite_rows[slot]),
+                )
+            )
+        return records
+
+    # -- streams --------------------------------------------------------------------------------------------------
+
+    @property
+    def _depth_limit(self) -> int:
+        return 0 if self.pair.drafter is None else self.pair.drafter.config.block_size - 1
+
+    def _transcript(self, index: int, ids: list[int]) -> Transcript:
+        config, settings = self.pair.target.config, self.settings
+        if not ids:
+            raise ArgumentError(f"prompts[{index}]", "at least one token", "none")
+        unknown = next((token for token in ids if not 0 <= token < config.vocab_size), None)
+        if unknown is not None:
+            raise ArgumentError(f"prompts[{index}]", f"token ids below {config.vocab_size}", unknown)
+        room = config.max_positions - len(ids)
+        if room < 1:
+            raise ArgumentError(f"prompts[{index}]", f"fewer than {config.max_positions} tokens", len(ids))
+        capped_by = "context" if room < settings.max_new_tokens else "length"
+        cap = min(room, settings.max_new_tokens)
+        return Transcript(ids, cap, capped_by, settings.stop_token_ids, settings.tail)
+
+    def _new_context(self, num_streams: int, rows: int) -> DraftContext | None:
+        if self.settings.method.build is None or self.pair.drafter is None:
+            return None
+        return self.pair.drafter.new_context(num_streams, rows, self.pair.device, self.pair.dtype)
+
+    def _fill_slots(self) -> None:
+        """Give the slot of every finished stream to the next waiting prompt, or leave it inert."""
+        for slot, prompt in enumerate(self._prompt.tolist()):
+            if prompt >= 0 and not self.transcripts[prompt].done:
+                continue
+            self._prompt[slot] = -1
+            while self._waiting and self._prompt[slot] < 0:
+                self._admit(slot, self._waiting.pop(0))
+
+    @torch.inference_mode()
+    def _admit(self, slot: int, prompt: int) -> None:
+        """Prefill a prompt into a slot and draw its first token, the first anchor."""
+        transcript, device = self.transcripts[prompt], self.pair.device
+        hidden = prefill(
+            self.pair,
+            torch.tensor([transcript.prompt_ids], device=device),
+            self._cache.slot(slot),
+            None if self._context is None else self._context.slot(slot),
+        )
+        length = torch.tensor([[len(transcript.prompt_ids)]], device=device)
+        anchor = self._sample(hidden[:, -1:], length, torch.tensor([prompt], device=device))[0, 0]
+        if anchor < 0:
+            raise KdlabError(f"prompt {prompt}: target logits after the prompt are not finite")
+        transcript.extend([int(anchor)])
+        if not transcript.done:
+            self._prompt[slot], self._start[slot], self._anchor[slot] = prompt, length[0, 0], anchor
+
+
+def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftContext | None) -> Tensor:
+    """Run committed tokens through the target from position 0, in chunks, filling the cache and the draft context.
+
+    Args:
+        pair: models.
+        token_ids: [1, T] int.
+        cache: of one stream, written at rows 0..T-1.
+        context: of one stream, given the features of positions 0..T-1; None for AR.
+    Returns: [1, n, D], the final hidden rows of the last chunk.
+    """
+    hidden = torch.empty(0)
+    for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
+        chunk = token_ids[:, first : first + PREFILL_CHUNK]
+        size = chunk.shape[1]
+        start = torch.tensor([first], device=token_ids.device)
+        mask = torch.ones(1, size, size, dtype=torch.bool, device=token_ids.device).tril()
+        positions = start + torch.arange(size, device=token_ids.device)[None]
+        taps = () if context is None else pair.taps
+        output = pair.target(chunk, positions, cache, start, mask, taps=taps)
+        if context is not None:
+            pair.drafter.extend(context, output.taps, start, torch.tensor([size], device=token_ids.device))
+        hidden = output.hidden
+    return hidden

@@ -1,0 +1,132 @@
+"""Decode prompts: the public entry, and the engine behind it for callers that want single rounds."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kdlab.decode.engine import Engine
+from kdlab.decode.records import Run
+from kdlab.decode.settings import make_settings
+from kdlab.model.pair import Pair
+from kdlab.model.prompts import Prompt, PromptLike, as_prompts, prompt_digest
+from kdlab.provenance import run_provenance
+
+Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
+
+
+def generate(
+    pair: Pair,
+    prompts: PromptLike,
+    *,
+    method: str = "ddtree",
+    budget: int = 32,
+    width: int | None = None,
+    top_k: int | None = None,
+    max_new_tokens: int = 96,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop_token_ids: Iterable[int] | None = None,
+    streams: int | None = None,
+    impl: str = "auto",
+    graph: str = "auto",
+    record_experts: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Decode prompts by AR, a chain, DDTree or a beam; every method writes the same tokens.
+
+    Args:
+        pair: from `load_pair`.
+        prompts: one prompt or many: text, token ids, Prompt or PromptSet.
+        method: "ar", "chain", "ddtree" or "beam".
+        budget: tree nodes without the root: the tree of "ddtree", the longest "chain", the most nodes of a "beam".
+        width: nodes a depth of "beam"; None for the others.
+        top_k: draft candidates a slot; None takes what the budget can use.
+        max_new_tokens: cap on the output of each prompt; the context limit may come first.
+        temperature: 0 is greedy; above, the target's own token is drawn at every row with noise keyed by (seed, prompt
+            index, position), so the text does not depend on the method or the budget.
+        top_p: 0 < top_p <= 1, applied after the temperature.
+        seed: 0 <= seed < 2^64.
+        stop_token_ids: None takes the pair's own; [] stops at the cap alone.
+        streams: prompts decoded together; None takes up to 8.
+        impl: "auto" or "reference", the implementation of the ops.
+        graph: "auto" or "off"; rounds run eagerly in this version.
+        record_experts: keep the expert ids that every row used.
+        progress: called with (prompts done, prompts in all) after every round.
+    Returns: Run.
+    Raises: ArgumentError, NotSupported (argument, expected, got).
+    """
+    listed = as_prompts(prompts)
+    options: dict[str, Any] = dict(
+        method=method, budget=budget, width=width, top_k=top_k, max_new_tokens=max_new_tokens, temperature=temperature
+    )
+    options |= dict(top_p=top_p, seed=seed, stop_token_ids=stop_token_ids, streams=streams, impl=impl, graph=graph)
+    engine = start(pair, listed, **options, record_experts=record_experts)
+    run_all(engine, progress)
+    return collect(engine, listed)
+
+
+def start(pair: Pair, prompts: PromptLike, **options: Any) -> Engine:
+    """Make an engine that has prefilled its first streams; `options` are the keywords of `generate`."""
+    listed = as_prompts(prompts)
+    ids = [encode_prompt(pair, prompt) for prompt in listed]
+    return Engine(pair, ids, make_settings(pair, len(listed), **options))
+
+
+def run_all(engine: Engine, progress: Progress | None = None) -> None:
+    """Step an engine to its end."""
+    while not engine.done:
+        engine.step()
+        if progress is not None:
+            progress(engine.num_done, len(engine.transcripts))
+
+
+def encode_prompt(pair: Pair, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: its own, or its text encoded as ordinary text."""
+    return list(prompt.token_ids) if prompt.token_ids is not None else pair.tokenizer.encode(prompt.text or "")
+
+
+def collect(engine: Engine, prompts: list[Prompt]) -> Run:
+    """Gather the transcripts of a finished engine into a Run."""
+    transcripts = engine.transcripts
+    return Run(
+        prompts=prompts,
+        prompt_ids=[list(transcript.prompt_ids) for transcript in transcripts],
+        output_ids=[transcript.output_ids for transcript in transcripts],
+        text=[engine.pair.tokenizer.decode(transcript.output_ids) for transcript in transcripts],
+        rounds=[transcript.rounds for transcript in transcripts],
+        finish=[transcript.finish for transcript in transcripts],
+        provenance=decode_provenance(engine, prompts),
+    )
+
+
+def decode_provenance(engine: Engine, prompts: list[Prompt], **more: Any) -> dict[str, Any]:
+    """The run row of a decode: machine, bytes of both models, prompts and every setting."""
+    pair, settings = engine.pair, engine.settings
+    drafter = None if pair.drafter is None else pair.drafter.config
+    fields: dict[str, Any] = dict(
+        pair=pair.name,
+        target_sha256=pair.target_sha256,
+        drafter_sha256=pair.drafter_sha256,
+        block_size=None if drafter is None else drafter.block_size,
+        prompt_set_digest=prompt_digest(prompts),
+        num_prompts=len(prompts),
+        template_hash=None,
+        thinking=None,
+        device=str(pair.device),
+        dtype=str(pair.dtype).removeprefix("torch."),
+        method=settings.method.name,
+        budget=settings.method.budget,
+        width=settings.method.width,
+        top_k=settings.method.top_k,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        seed=settings.seed,
+        stop_token_ids=sorted(settings.stop_token_ids),
+        streams=settings.streams,
+        impl="reference",
+        graph="eager",
+        ranks=1,
+        experts="tp",
+    )
+    return run_provenance(**fields | more)

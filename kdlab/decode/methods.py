@@ -1,0 +1,75 @@
+"""The decoding methods: each is a tree builder and the top K that it needs from the drafter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_int
+from kdlab.errors import ArgumentError
+from kdlab.tree import DraftTree, build_beam, build_best_first, build_chain
+
+METHODS = ("ar", "chain", "ddtree", "beam")
+
+Builder = Callable[[Tensor, Tensor], DraftTree]  # log_probs [S, L, K] float32, token_ids [S, L, K] int32
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a round's tree is made.
+
+    Attributes:
+        name: one of METHODS.
+        budget: tree nodes without the root; verify rows are budget + 1.
+        width: nodes kept a depth, beam only.
+        top_k: draft candidates a slot; 0 for AR, which runs no drafter.
+        build: the tree builder, or None for AR.
+    """
+
+    name: str
+    budget: int
+    width: int | None
+    top_k: int
+    build: Builder | None
+
+
+def make_method(
+    name: str, *, budget: int, width: int | None, top_k: int | None, depth_limit: int, vocab_size: int
+) -> Method:
+    """Check the arguments of a method and make it.
+
+    Args:
+        name: "ar" (the root alone), "chain" (the draft's top path, at most `budget` long), "ddtree" (the best tree of
+            `budget` nodes) or "beam" (the `width` best nodes a depth, the best `budget` of them).
+        budget: tree nodes without the root, >= 0.
+        width: for "beam" alone, >= 1.
+        top_k: draft candidates a slot; None takes what the tree can use: 1, min(budget, V) or min(width, V).
+        depth_limit: L, draft positions of the drafter.
+        vocab_size: V.
+    Raises: ArgumentError (argument, expected, got).
+    """
+    check_choice("method", name, METHODS)
+    budget = check_int("budget", budget, minimum=0)
+    if (width is not None) != (name == "beam"):
+        raise ArgumentError("width", "a width for method 'beam' and None for the others", f"{width} for {name!r}")
+    width = None if width is None else check_int("width", width, minimum=1)
+    if top_k is not None:
+        top_k = check_int("top_k", top_k, minimum=1, maximum=vocab_size)
+    if name == "ar":
+        return Method(name, 0, None, 0, None)
+    if name == "chain":
+        length = min(budget, depth_limit)
+        return Method(name, length, None, top_k or 1, lambda lp, ids: build_chain(lp, ids, length, vocab_size=vocab_size))
+    candidates = top_k or max(1, min(budget if width is None else width, vocab_size))
+    if width is None:
+        return Method(
+            name, budget, None, candidates, lambda lp, ids: build_best_first(lp, ids, budget, vocab_size=vocab_size)
+        )
+    beam_width, budget = width, min(budget, width * depth_limit)
+    return Method(
+        name,
+        budget,
+        width,
+        candidates,
+        lambda lp, ids: build_beam(lp, ids, beam_width, budget, vocab_size=vocab_size),
+    )

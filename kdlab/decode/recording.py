@@ -1,0 +1,114 @@
+"""Record a draft field: decode each prompt once, then run the drafter at every position of the text."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_int
+from kdlab.decode.engine import Engine, prefill
+from kdlab.decode.field import DraftField, PromptField
+from kdlab.decode.generate import Progress, decode_provenance, run_all, start
+from kdlab.decode.transcript import Transcript
+from kdlab.errors import ArgumentError
+from kdlab.kernels.reference import draft_topk
+from kdlab.model.cache import LatentCache
+from kdlab.model.pair import Pair
+from kdlab.model.prompts import Prompt, PromptLike, as_prompts
+
+_DECODE_BUDGET = 16  # any budget writes the same text; this one needs few rounds
+_POSITIONS_AT_ONCE = 64
+
+
+def record(
+    pair: Pair,
+    prompts: PromptLike,
+    *,
+    top_k: int = 64,
+    max_new_tokens: int = 96,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop_token_ids: Iterable[int] | None = None,
+    streams: int | None = None,
+    progress: Progress | None = None,
+) -> DraftField:
+    """Decode the prompts once and keep what the drafter says at every position of the text.
+
+    From the result `kdlab.study` computes every budget, chain and beam without a model. Arguments as in `generate`;
+    `top_k` is the number of draft candidates kept a slot, the whole vocabulary where that is smaller.
+
+    Returns: DraftField.
+    Raises: ArgumentError, NotSupported (argument, expected, got).
+    """
+    if pair.drafter is None:
+        raise ArgumentError("pair", "a pair with a drafter", "none")
+    listed = as_prompts(prompts)
+    vocab_size, depth_limit = pair.target.config.vocab_size, pair.drafter.config.block_size - 1
+    top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
+    engine = start(
+        pair,
+        listed,
+        method="ddtree",
+        budget=_DECODE_BUDGET,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        streams=streams,
+        tail=depth_limit + 1,
+    )
+    run_all(engine, progress)
+    fields = [_record_prompt(engine, index, prompt, top_k) for index, prompt in enumerate(listed)]
+    provenance = decode_provenance(engine, listed, method="record", budget=None, top_k=top_k)
+    return DraftField(fields, top_k, vocab_size, depth_limit, provenance)
+
+
+@torch.inference_mode()
+def _record_prompt(engine: Engine, index: int, prompt: Prompt, top_k: int) -> PromptField:
+    pair, transcript = engine.pair, engine.transcripts[index]
+    logits = _draft_everywhere(pair, transcript)
+    top = draft_topk(logits, top_k)
+    all_ids = np.array(transcript.output_ids + transcript.tail_ids, dtype=np.int32)
+    num_positions, depth_limit = logits.shape[:2]
+    following = all_ids[np.arange(num_positions)[:, None] + 1 + np.arange(depth_limit)]
+    log_prob, rank = _find(logits, torch.from_numpy(following).to(logits.device))
+    return PromptField(
+        prompt=index,
+        prompt_id=prompt.id,
+        kind=prompt.kind,
+        prompt_ids=np.array(transcript.prompt_ids, dtype=np.int32),
+        output_ids=np.array(transcript.output_ids, dtype=np.int32),
+        tail_ids=np.array(transcript.tail_ids, dtype=np.int32),
+        num_starts=min(transcript.num_starts, len(transcript.output_ids)),
+        token_ids=top.token_ids.cpu().numpy(),
+        log_probs=top.log_probs.cpu().numpy(),
+        next_log_prob=log_prob.cpu().numpy(),
+        next_rank=rank.cpu().numpy(),
+    )
+
+
+def _draft_everywhere(pair: Pair, transcript: Transcript) -> Tensor:
+    """Draft logits [T, L, V] with each of the T output tokens as the anchor."""
+    if pair.drafter is None:
+        raise ArgumentError("pair", "a pair with a drafter", "none")
+    committed = transcript.prompt_ids + transcript.output_ids
+    rows = len(committed) + pair.drafter.config.block_size
+    cache = LatentCache.allocate(pair.target.config, 1, rows, pair.dtype, pair.device)
+    context = pair.drafter.new_context(1, rows, pair.device, pair.dtype)
+    prefill(pair, torch.tensor([committed], device=pair.device), cache, context)
+    anchors = torch.tensor(transcript.output_ids, device=pair.device)
+    starts = len(transcript.prompt_ids) + torch.arange(len(anchors), device=pair.device)
+    pieces = zip(anchors.split(_POSITIONS_AT_ONCE), starts.split(_POSITIONS_AT_ONCE), strict=True)
+    return torch.cat([pair.draft_logits(anchor, begin, context) for anchor, begin in pieces])
+
+
+def _find(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability [T, L] float32 and 0-based rank [T, L] int32 of given tokens; ties rank the smaller id first."""
+    values, wanted = logits.double(), token_ids.long()[..., None]
+    chosen = values.gather(-1, wanted)
+    earlier = torch.arange(logits.shape[-1], device=logits.device) < wanted
+    rank = ((values > chosen) | ((values == chosen) & earlier)).sum(dim=-1)
+    return (chosen.squeeze(-1) - values.logsumexp(dim=-1)).float(), rank.int()

@@ -1,0 +1,102 @@
+"""What a decode was asked for, checked once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kdlab.checks import check_choice, check_int
+from kdlab.decode.methods import Method, make_method
+from kdlab.errors import ArgumentError, NotSupported
+from kdlab.model.pair import Pair
+
+_DEFAULT_STREAMS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Checked arguments of `kdlab.generate`; see there for their meaning.
+
+    `tail` is the number of tokens that recording decodes past the cut.
+    """
+
+    method: Method
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_token_ids: frozenset[int]
+    streams: int
+    record_experts: bool
+    tail: int
+
+
+def make_settings(
+    pair: Pair,
+    num_prompts: int,
+    *,
+    method: str = "ddtree",
+    budget: int = 32,
+    width: int | None = None,
+    top_k: int | None = None,
+    max_new_tokens: int = 96,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop_token_ids: Iterable[int] | None = None,
+    streams: int | None = None,
+    impl: str = "auto",
+    graph: str = "auto",
+    record_experts: bool = False,
+    tail: int = 0,
+) -> Settings:
+    """Check every argument of a decode. Raises: ArgumentError, NotSupported (argument, expected, got)."""
+    _check_modes(impl, graph)
+    depth_limit = 0 if pair.drafter is None else pair.drafter.config.block_size - 1
+    if pair.drafter is None and method != "ar":
+        raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
+    vocab_size = pair.target.config.vocab_size
+    made = make_method(method, budget=budget, width=width, top_k=top_k, depth_limit=depth_limit, vocab_size=vocab_size)
+    streams = min(_DEFAULT_STREAMS, num_prompts) if streams is None else check_int("streams", streams, minimum=1)
+    return Settings(
+        method=made,
+        max_new_tokens=check_int("max_new_tokens", max_new_tokens, minimum=1),
+        temperature=_check_float("temperature", temperature, 0.0, None),
+        top_p=_check_top_p(top_p),
+        seed=check_int("seed", seed, minimum=0, maximum=2**64 - 1),
+        stop_token_ids=_check_stops(pair, stop_token_ids),
+        streams=min(streams, num_prompts),
+        record_experts=bool(record_experts),
+        tail=tail,
+    )
+
+
+def _check_modes(impl: str, graph: str) -> None:
+    check_choice("impl", impl, ("auto", "reference", "naive", "mma", "wgmma", "flashmla"))
+    if impl not in ("auto", "reference"):
+        raise NotSupported("impl", "'auto' or 'reference'", repr(impl))
+    check_choice("graph", graph, ("auto", "off", "on"))
+    if graph == "on":
+        raise NotSupported("graph", "'auto' or 'off'", repr(graph))
+
+
+def _check_float(name: str, value: object, minimum: float, maximum: float | None) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum or value == float("inf"):
+        raise ArgumentError(name, f"a finite number of at least {minimum}", repr(value))
+    if maximum is not None and value > maximum:
+        raise ArgumentError(name, f"a number of at most {maximum}", repr(value))
+    return float(value)
+
+
+def _check_top_p(value: object) -> float:
+    top_p = _check_float("top_p", value, 0.0, 1.0)
+    if top_p == 0.0:
+        raise ArgumentError("top_p", "0 < top_p <= 1", repr(value))
+    return top_p
+
+
+def _check_stops(pair: Pair, stop_token_ids: Iterable[int] | None) -> frozenset[int]:
+    if stop_token_ids is None:
+        return frozenset(pair.tokenizer.stop_token_ids)
+    if isinstance(stop_token_ids, str | bytes) or not isinstance(stop_token_ids, Iterable):
+        raise ArgumentError("stop_token_ids", "a list of token ids", repr(stop_token_ids))
+    largest = pair.target.config.vocab_size - 1
+    return frozenset(check_int("stop_token_ids", token, minimum=0, maximum=largest) for token in stop_token_ids)

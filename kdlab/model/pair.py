@@ -1,0 +1,155 @@
+"""A target with its drafter and tokenizer, loaded together and checked against each other."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_int
+from kdlab.errors import ArgumentError, ConfigError, NotSupported, UnsupportedDevice
+from kdlab.model.checkpoint import checkpoint_sha256
+from kdlab.model.draft_context import DraftContext
+from kdlab.model.drafter import Drafter, load_drafter
+from kdlab.model.target import Target, load_target
+from kdlab.model.tokenizer import Tokenizer, load_tokenizer
+from kdlab.paths import bundled_pair
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """What a decode needs.
+
+    Attributes:
+        target: the model whose text is produced.
+        drafter: the DFlash drafter, or None; without one only AR decoding runs.
+        tokenizer: of the target.
+        name: what `load_pair` was given as `target`.
+        target_sha256, drafter_sha256: of the checkpoint bytes; the drafter's is None without a drafter.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    tokenizer: Tokenizer
+    name: str
+    target_sha256: str
+    drafter_sha256: str | None
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """0-based target layers whose output the drafter reads."""
+        return () if self.drafter is None else tuple(self.drafter.config.target_layer_ids)
+
+    def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext) -> Tensor:
+        """Logits of the drafter's L slots after each anchor.
+
+        Args:
+            anchor: [S] int, the token at absolute position `start`, not yet run through the target.
+            start: [S] int, committed rows.
+            context: holds the context features of positions 0..start-1 of each stream.
+        Returns: [S, L, V]; slot i (from 0) predicts absolute position start + 1 + i.
+        """
+        if self.drafter is None:
+            raise ArgumentError("drafter", "a pair with a drafter", None)
+        config = self.drafter.config
+        block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
+        block[:, 0] = anchor
+        hidden = self.drafter(self.target.embed(block), start, context)
+        return self.target.head(hidden[:, 1:])
+
+
+def load_pair(
+    target: str | Path = "bundled",
+    drafter: str | Path | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
+    ranks: int = 1,
+    experts: str = "tp",
+    latent_norm_eps: float = 1e-6,
+    rope_amplitude: float = 1.0,
+) -> Pair:
+    """Load a target, its drafter and its tokenizer.
+
+    Args:
+        target: a Hugging Face directory, or the name of a shipped pair ("bundled").
+        drafter: a DFlash directory; None takes the shipped pair's own, and no drafter for a directory.
+        device: "cpu", "cuda" or "cuda:N".
+        dtype: "float32", "bfloat16" or "float64".
+        ranks: tensor-parallel ranks; only 1 runs in this version.
+        experts: "tp" or "ep", how routed experts are split over ranks.
+        latent_norm_eps: epsilon of the q_a and kv_a norms; 1e-6 as Moonshot's code and transformers, 1e-5 as SGLang.
+        rope_amplitude: factor on the drafter's cos and sin tables; some engines ran K2.5's drafter with 1.4159.
+    Raises: ArgumentError, NotSupported, UnsupportedDevice, ConfigError, CheckpointError.
+    """
+    check_choice("experts", experts, ("tp", "ep"))
+    if check_int("ranks", ranks, minimum=1) != 1:
+        raise NotSupported("ranks", "1", ranks)
+    torch_device, torch_dtype = _device(device), _dtype(dtype)
+    target_dir, drafter_dir = _directories(target, drafter)
+    loaded = load_target(target_dir, device=torch_device, dtype=torch_dtype, latent_norm_eps=latent_norm_eps)
+    draft = None
+    if drafter_dir is not None:
+        draft = load_drafter(drafter_dir, device=torch_device, dtype=torch_dtype, rope_amplitude=rope_amplitude)
+        _check_match(loaded, draft)
+    return Pair(
+        target=loaded,
+        drafter=draft,
+        tokenizer=load_tokenizer(target_dir),
+        name=str(target),
+        target_sha256=checkpoint_sha256(target_dir),
+        drafter_sha256=None if drafter_dir is None else checkpoint_sha256(drafter_dir),
+        device=torch_device,
+        dtype=torch_dtype,
+    )
+
+
+def _directories(target: str | Path, drafter: str | Path | None) -> tuple[Path, Path | None]:
+    for name, value in (("target", target), ("drafter", drafter)):
+        if not isinstance(value, str | Path) and not (value is None and name == "drafter"):
+            raise ArgumentError(name, "a directory or a name", repr(value))
+    if drafter is not None and not Path(drafter).is_dir():
+        raise ArgumentError("drafter", "a directory", repr(str(drafter)))
+    if Path(target).is_dir():
+        return Path(target), None if drafter is None else Path(drafter)
+    target_dir, drafter_dir = bundled_pair(str(target))
+    return target_dir, drafter_dir if drafter is None else Path(drafter)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError("device", "'cpu', 'cuda' or 'cuda:N'", repr(device)) from error
+    check_choice("device", parsed.type, ("cpu", "cuda"))
+    if parsed.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UnsupportedDevice(f"device: expected a CUDA GPU for {str(device)!r}, but torch {torch.__version__} sees none")
+        if parsed.index is not None and parsed.index >= torch.cuda.device_count():
+            raise UnsupportedDevice(f"device: expected one of {torch.cuda.device_count()} GPUs, got {str(device)!r}")
+    return parsed
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    named = _DTYPES.get(str(dtype).removeprefix("torch."))
+    if named is None:
+        raise ArgumentError("dtype", "one of " + ", ".join(_DTYPES), repr(dtype))
+    return named
+
+
+def _check_match(target: Target, drafter: Drafter) -> None:
+    pairs = {
+        "hidden_size": (target.config.hidden_size, drafter.config.hidden_size),
+        "vocab_size": (target.config.vocab_size, drafter.config.vocab_size),
+        "num_hidden_layers against num_target_layers": (target.config.num_layers, drafter.config.num_target_layers),
+    }
+    for name, (ours, theirs) in pairs.items():
+        if theirs is not None and ours != theirs:
+            raise ConfigError(f"drafter {name}: expected the target's {ours}, got {theirs}")
+    beyond = [layer for layer in drafter.config.target_layer_ids if layer >= target.config.num_layers]
+    if beyond:
+        raise ConfigError(f"drafter target_layer_ids: expected layers 0..{target.config.num_layers - 1}, got {beyond}")

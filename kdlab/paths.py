@@ -1,0 +1,23 @@
+"""Where the files of the repository lie."""
+
+from pathlib import Path
+
+from kdlab.errors import ArgumentError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA = REPOSITORY / "data"
+
+BUNDLED_PAIRS = {"bundled": DATA / "tiny-pair"}
+
+
+def bundled_pair(name: str) -> tuple[Path, Path]:
+    """Directories of the target and the drafter of a shipped pair.
+
+    Raises: ArgumentError when the name is unknown, or when the package runs without its repository's `data/`.
+    """
+    if name not in BUNDLED_PAIRS:
+        raise ArgumentError("target", f"a directory, or a shipped pair ({', '.join(sorted(BUNDLED_PAIRS))})", repr(name))
+    root = BUNDLED_PAIRS[name]
+    if not root.is_dir():
+        raise ArgumentError("target", f"the shipped pair in {root} (kdlab runs from a clone of its repository)", repr(name))
+    return root / "target", root / "drafter"
