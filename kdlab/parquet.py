@@ -33,8 +33,12 @@ class TableFormat:
         return pa.schema([pa.field(VERSION_COLUMN, pa.int32(), nullable=False), *self.fields])
 
 
-def write_table(path: str | os.PathLike[str], columns: Mapping[str, pa.Array], table_format: TableFormat,
-                metadata: Mapping[str, str] | None = None) -> None:  # fmt: skip
+def write_table(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, pa.Array | pa.ChunkedArray],
+    table_format: TableFormat,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write one table as one file that is there whole or not at all; the folder is made when missing.
 
     Args:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import math
 import subprocess
 import uuid
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kdlab import __version__
 from kdlab.errors import ArgumentError
 from kdlab.machine import machine_facts
 
@@ -55,7 +55,7 @@ def code_facts() -> dict[str, Any]:
     """Return the version, the source hash and the git commit of the kdlab that runs."""
     commit, dirty = git_state(package_folder().parent)
     return {
-        "kdlab_version": _installed_version(),
+        "kdlab_version": __version__,
         "git_commit": commit,
         "git_dirty": dirty,
         "source_sha256": source_sha256(),
@@ -100,13 +100,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
-
-
-def _installed_version() -> str | None:
-    try:
-        return importlib.metadata.version("kdlab")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _to_json(name: str, value: Any) -> Any:

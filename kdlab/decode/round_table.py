@@ -1,0 +1,93 @@
+"""Round records as columns of a table, and back."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import DTypeLike
+
+from kdlab.decode.records import RoundRecord
+from kdlab.list_columns import from_list_column, to_list_column
+from kdlab.parquet import TableFormat
+from kdlab.tree.draft_tree import DraftTree
+
+_NUMBERS = ("prompt", "round", "anchor_position", "bonus", "num_tokens", "nonfinite_draft_rows", "depth_limit")
+_TREE_LISTS: dict[str, tuple[str, DTypeLike]] = {
+    "tokens": ("token", np.int32), "parents": ("parent", np.int32), "depths": ("depth", np.int32),
+    "log_probs": ("logp", np.float32), "ranks": ("rank", np.int32), "missed_mass": ("missed_mass", np.float32),
+}  # fmt: skip
+"""Column: (field of DraftTree, dtype); `log_probs` are summed along the path, `missed_mass` is one value a depth."""
+_EXPERT_DIMS = 3  # [moe layers, N, k]
+
+ROUNDS_FORMAT = TableFormat(
+    kind="rounds",
+    version=1,
+    fields=(
+        pa.field("run_id", pa.string()),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        *(pa.field(name, pa.int32(), nullable=False) for name in _NUMBERS),
+        pa.field("truncated", pa.bool_(), nullable=False),
+        *(
+            pa.field(name, pa.list_(pa.from_numpy_dtype(dtype)), nullable=False)
+            for name, (_, dtype) in _TREE_LISTS.items()
+        ),
+        pa.field("target_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("path", pa.list_(pa.int32()), nullable=False),
+        pa.field("expert_ids", pa.list_(pa.list_(pa.list_(pa.int16())))),
+    ),
+)
+
+
+def record_columns(records: Sequence[RoundRecord]) -> dict[str, pa.Array]:
+    """Return every column of ROUNDS_FORMAT that a record fills: all but run id, prompt id and kind."""
+    trees = [record.tree for record in records]
+    numbers = {name: [getattr(record, name) for record in records] for name in _NUMBERS if name != "depth_limit"}
+    numbers["depth_limit"] = [tree.depth_limit for tree in trees]
+    columns: dict[str, pa.Array] = {name: pa.array(values, pa.int32()) for name, values in numbers.items()}
+    for name, (field, dtype) in _TREE_LISTS.items():
+        columns[name] = to_list_column([getattr(tree, field)[0].cpu().numpy() for tree in trees], dtype)
+    return columns | {
+        "truncated": pa.array([bool(tree.truncated[0]) for tree in trees], pa.bool_()),
+        "target_tokens": to_list_column([record.target_tokens for record in records], np.int32),
+        "path": to_list_column([np.array(record.path, np.int32) for record in records], np.int32),
+        "expert_ids": to_list_column([record.expert_ids for record in records], np.int16, _EXPERT_DIMS),
+    }
+
+
+def records_of(table: pa.Table) -> list[RoundRecord]:
+    """Give back the records of a table in ROUNDS_FORMAT, in its order, with trees on the CPU.
+
+    Raises: TreeError when a row's parents are no tree; SchemaError when its lists do not fit together.
+    """
+    lists = {name: from_list_column(table[name]) for name in (*_TREE_LISTS, "target_tokens", "path")}
+    experts = from_list_column(table["expert_ids"], _EXPERT_DIMS)
+    rows = table.select([*_NUMBERS, "truncated"]).to_pylist()
+    return [
+        RoundRecord(
+            prompt=row["prompt"],
+            round=row["round"],
+            anchor_position=row["anchor_position"],
+            tree=_tree(row, {name: column[i] for name, column in lists.items()}),
+            target_tokens=lists["target_tokens"][i],
+            path=tuple(lists["path"][i].tolist()),
+            bonus=row["bonus"],
+            expert_ids=experts[i],
+            nonfinite_draft_rows=row["nonfinite_draft_rows"],
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def _tree(row: dict[str, int], lists: dict[str, np.ndarray]) -> DraftTree:
+    """Rebuild depths and links from the parents, which checks them, and put back what the parents do not tell."""
+    tensors = [torch.from_numpy(lists[name])[None] for name in ("tokens", "parents", "log_probs", "ranks")]
+    return dataclasses.replace(
+        DraftTree.from_parents(*tensors),
+        missed_mass=torch.from_numpy(lists["missed_mass"])[None],
+        truncated=torch.tensor([row["truncated"]]),
+        nonfinite_rows=torch.tensor([row["nonfinite_draft_rows"]], dtype=torch.int32),
+        depth_limit=row["depth_limit"],
+    )
