@@ -1,0 +1,67 @@
+"""Text to token ids and back: what every tokenizer offers, and which one a checkpoint directory holds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kdlab.errors import ArgumentError, ConfigError
+from kdlab.model.character_tokenizer import CharacterTokenizer
+from kdlab.model.json_tokenizer import load_json_tokenizer
+from kdlab.model.tiktoken_tokenizer import load_tiktoken_tokenizer
+from kdlab.model.tokenizer_files import configured_stop_ids, read_json
+
+
+class Tokenizer(Protocol):
+    """Text and token ids; ids are below `vocab_size`, generation ends at `stop_token_ids`."""
+
+    vocab_size: int
+    stop_token_ids: frozenset[int]
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids that no text encodes to, by name."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, special tokens in it taken as ordinary text."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of `ids`; defined for all ids below `vocab_size`."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token in printable form, for drawings."""
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """Load the tokenizer of a checkpoint directory; its files decide which.
+
+    `tiktoken.model` is Kimi's, else `tokenizer.json` is Hugging Face's, else tokenizer_config.json with
+    `"tokenizer_class": "CharacterTokenizer"` and `vocab_size` takes characters as tokens.
+
+    Args:
+        directory: a checkpoint directory.
+
+    Raises:
+        ArgumentError: there is no such directory.
+        ConfigError: it holds none of these, or one that is malformed.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ArgumentError("tokenizer directory", "an existing directory", directory)
+    if (directory / "tiktoken.model").is_file():
+        return load_tiktoken_tokenizer(directory)
+    if (directory / "tokenizer.json").is_file():
+        return load_json_tokenizer(directory)
+    config = read_json(directory / "tokenizer_config.json")
+    if config.get("tokenizer_class") == "CharacterTokenizer":
+        return _character_tokenizer(directory, config.get("vocab_size"))
+    raise ConfigError(
+        f"{directory}: no tokenizer: looked for tiktoken.model, tokenizer.json, and a tokenizer_config.json with "
+        f'"tokenizer_class": "CharacterTokenizer"'
+    )
+
+
+def _character_tokenizer(directory: Path, vocab_size: object) -> CharacterTokenizer:
+    if type(vocab_size) is not int or vocab_size < 1:
+        path = directory / "tokenizer_config.json"
+        raise ConfigError(f"{path}: vocab_size: expected a positive integer, got {vocab_size!r}")
+    return CharacterTokenizer(vocab_size, configured_stop_ids(directory, vocab_size))
