@@ -15,6 +15,7 @@ from kdlab.kernels.reference import draft_topk, target_sample
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
+from kdlab.model.prompts import Prompt, PromptSet, prompt_token_ids
 from kdlab.model.target import TargetOutput
 from kdlab.tree import Acceptance, DraftTree, accept, build_root_only
 
@@ -25,21 +26,22 @@ class Engine:
     """Decodes prompts round by round; `step()` runs one round of every stream until `done`.
 
     Attributes:
+        prompts: the prompts, in order.
         transcripts: one Transcript a prompt.
     """
 
-    def __init__(self, pair: Pair, prompt_ids: list[list[int]], settings: Settings) -> None:
+    def __init__(self, pair: Pair, prompts: PromptSet, settings: Settings) -> None:
         """Allocate caches and prefill the first streams.
 
         Args:
             pair: models and tokenizer.
-            prompt_ids: token ids of each prompt.
+            prompts: from `prompt_set`.
             settings: from `make_settings`.
-        Raises: ArgumentError for a prompt that is empty, holds an unknown token or leaves no room in the context.
+        Raises: ArgumentError for a prompt that holds an unknown token or leaves no room in the context.
         """
-        self.pair, self.settings = pair, settings
-        self.transcripts = [self._transcript(index, ids) for index, ids in enumerate(prompt_ids)]
-        self._waiting = list(range(len(prompt_ids)))
+        self.pair, self.prompts, self.settings = pair, prompts, settings
+        self.transcripts = [self._transcript(prompt) for prompt in prompts]
+        self._waiting = list(range(len(prompts)))
         rows = max(len(t.prompt_ids) + t.cap + t.tail for t in self.transcripts)
         rows += settings.method.budget + 1 + self._depth_limit + 1
         self._cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
@@ -153,16 +155,12 @@ class Engine:
     def _depth_limit(self) -> int:
         return 0 if self.pair.drafter is None else self.pair.drafter.config.block_size - 1
 
-    def _transcript(self, index: int, ids: list[int]) -> Transcript:
-        config, settings = self.pair.target.config, self.settings
-        if not ids:
-            raise ArgumentError(f"prompts[{index}]", "at least one token", "none")
-        unknown = next((token for token in ids if not 0 <= token < config.vocab_size), None)
-        if unknown is not None:
-            raise ArgumentError(f"prompts[{index}]", f"token ids below {config.vocab_size}", unknown)
-        room = config.max_positions - len(ids)
+    def _transcript(self, prompt: Prompt) -> Transcript:
+        settings, limit = self.settings, self.pair.target.config.max_position_embeddings
+        ids = prompt_token_ids(prompt, self.pair.tokenizer)
+        room = limit - len(ids)
         if room < 1:
-            raise ArgumentError(f"prompts[{index}]", f"fewer than {config.max_positions} tokens", len(ids))
+            raise ArgumentError(f"prompt {prompt.id!r}", f"fewer than {limit} tokens, the context limit", len(ids))
         capped_by = "context" if room < settings.max_new_tokens else "length"
         cap = min(room, settings.max_new_tokens)
         return Transcript(ids, cap, capped_by, settings.stop_token_ids, settings.tail)

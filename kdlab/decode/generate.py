@@ -7,7 +7,7 @@ from kdlab.decode.engine import Engine
 from kdlab.decode.records import Run
 from kdlab.decode.settings import make_settings
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import Prompt, PromptLike, as_prompts, prompt_digest
+from kdlab.model.prompts import PromptSet, as_prompts
 from kdlab.provenance import run_provenance
 
 Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
@@ -15,7 +15,7 @@ Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
 
 def generate(
     pair: Pair,
-    prompts: PromptLike,
+    prompts: object,
     *,
     method: str = "ddtree",
     budget: int = 32,
@@ -55,21 +55,20 @@ def generate(
     Returns: Run.
     Raises: ArgumentError, NotSupported (argument, expected, got).
     """
-    listed = as_prompts(prompts)
     options: dict[str, Any] = dict(
         method=method, budget=budget, width=width, top_k=top_k, max_new_tokens=max_new_tokens, temperature=temperature
     )
     options |= dict(top_p=top_p, seed=seed, stop_token_ids=stop_token_ids, streams=streams, impl=impl, graph=graph)
-    engine = start(pair, listed, **options, record_experts=record_experts)
+    engine = start(pair, prompts, **options, record_experts=record_experts)
     run_all(engine, progress)
-    return collect(engine, listed)
+    return collect(engine)
 
 
-def start(pair: Pair, prompts: PromptLike, **options: Any) -> Engine:
+def start(pair: Pair, prompts: object, **options: Any) -> Engine:
     """Make an engine that has prefilled its first streams; `options` are the keywords of `generate`."""
-    listed = as_prompts(prompts)
-    ids = [encode_prompt(pair, prompt) for prompt in listed]
-    return Engine(pair, ids, make_settings(pair, len(listed), **options))
+    if not isinstance(prompts, PromptSet):
+        prompts = PromptSet.of("unnamed", as_prompts(prompts))
+    return Engine(pair, prompts, make_settings(pair, len(prompts), **options))
 
 
 def run_all(engine: Engine, progress: Progress | None = None) -> None:
@@ -80,26 +79,21 @@ def run_all(engine: Engine, progress: Progress | None = None) -> None:
             progress(engine.num_done, len(engine.transcripts))
 
 
-def encode_prompt(pair: Pair, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: its own, or its text encoded as ordinary text."""
-    return list(prompt.token_ids) if prompt.token_ids is not None else pair.tokenizer.encode(prompt.text or "")
-
-
-def collect(engine: Engine, prompts: list[Prompt]) -> Run:
+def collect(engine: Engine) -> Run:
     """Gather the transcripts of a finished engine into a Run."""
     transcripts = engine.transcripts
     return Run(
-        prompts=prompts,
+        prompts=list(engine.prompts),
         prompt_ids=[list(transcript.prompt_ids) for transcript in transcripts],
         output_ids=[transcript.output_ids for transcript in transcripts],
         text=[engine.pair.tokenizer.decode(transcript.output_ids) for transcript in transcripts],
         rounds=[transcript.rounds for transcript in transcripts],
         finish=[transcript.finish for transcript in transcripts],
-        provenance=decode_provenance(engine, prompts),
+        provenance=decode_provenance(engine),
     )
 
 
-def decode_provenance(engine: Engine, prompts: list[Prompt], **more: Any) -> dict[str, Any]:
+def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
     """The run row of a decode: machine, bytes of both models, prompts and every setting."""
     pair, settings = engine.pair, engine.settings
     drafter = None if pair.drafter is None else pair.drafter.config
@@ -108,12 +102,13 @@ def decode_provenance(engine: Engine, prompts: list[Prompt], **more: Any) -> dic
         target_sha256=pair.target_sha256,
         drafter_sha256=pair.drafter_sha256,
         block_size=None if drafter is None else drafter.block_size,
-        prompt_set_digest=prompt_digest(prompts),
-        num_prompts=len(prompts),
-        template_hash=None,
-        thinking=None,
-        device=str(pair.device),
-        dtype=str(pair.dtype).removeprefix("torch."),
+        target_config=pair.target.config,
+        drafter_config=drafter,
+        prompt_set_id=engine.prompts.id,
+        prompt_set_digest=engine.prompts.digest,
+        num_prompts=len(engine.prompts),
+        device=pair.device,
+        dtype=pair.dtype,
         method=settings.method.name,
         budget=settings.method.budget,
         width=settings.method.width,
@@ -122,7 +117,7 @@ def decode_provenance(engine: Engine, prompts: list[Prompt], **more: Any) -> dic
         temperature=settings.temperature,
         top_p=settings.top_p,
         seed=settings.seed,
-        stop_token_ids=sorted(settings.stop_token_ids),
+        stop_token_ids=settings.stop_token_ids,
         streams=settings.streams,
         impl="reference",
         graph="eager",

@@ -15,7 +15,7 @@ from kdlab.errors import ArgumentError
 from kdlab.kernels.reference import draft_topk
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import Prompt, PromptLike, as_prompts
+from kdlab.model.prompts import Prompt
 
 _DECODE_BUDGET = 16  # any budget writes the same text; this one needs few rounds
 _POSITIONS_AT_ONCE = 64
@@ -23,7 +23,7 @@ _POSITIONS_AT_ONCE = 64
 
 def record(
     pair: Pair,
-    prompts: PromptLike,
+    prompts: object,
     *,
     top_k: int = 64,
     max_new_tokens: int = 96,
@@ -44,12 +44,11 @@ def record(
     """
     if pair.drafter is None:
         raise ArgumentError("pair", "a pair with a drafter", "none")
-    listed = as_prompts(prompts)
     vocab_size, depth_limit = pair.target.config.vocab_size, pair.drafter.config.block_size - 1
     top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
     engine = start(
         pair,
-        listed,
+        prompts,
         method="ddtree",
         budget=_DECODE_BUDGET,
         max_new_tokens=max_new_tokens,
@@ -61,8 +60,8 @@ def record(
         tail=depth_limit + 1,
     )
     run_all(engine, progress)
-    fields = [_record_prompt(engine, index, prompt, top_k) for index, prompt in enumerate(listed)]
-    provenance = decode_provenance(engine, listed, method="record", budget=None, top_k=top_k)
+    fields = [_record_prompt(engine, index, prompt, top_k) for index, prompt in enumerate(engine.prompts)]
+    provenance = decode_provenance(engine, method="record", budget=None, top_k=top_k)
     return DraftField(fields, top_k, vocab_size, depth_limit, provenance)
 
 

@@ -145,11 +145,11 @@ def _check_match(target: Target, drafter: Drafter) -> None:
     pairs = {
         "hidden_size": (target.config.hidden_size, drafter.config.hidden_size),
         "vocab_size": (target.config.vocab_size, drafter.config.vocab_size),
-        "num_hidden_layers against num_target_layers": (target.config.num_layers, drafter.config.num_target_layers),
+        "num_hidden_layers against num_target_layers": (target.config.num_hidden_layers, drafter.config.num_target_layers),
     }
     for name, (ours, theirs) in pairs.items():
         if theirs is not None and ours != theirs:
             raise ConfigError(f"drafter {name}: expected the target's {ours}, got {theirs}")
-    beyond = [layer for layer in drafter.config.target_layer_ids if layer >= target.config.num_layers]
+    beyond = [layer for layer in drafter.config.target_layer_ids if layer >= target.config.num_hidden_layers]
     if beyond:
-        raise ConfigError(f"drafter target_layer_ids: expected layers 0..{target.config.num_layers - 1}, got {beyond}")
+        raise ConfigError(f"drafter target_layer_ids: expected layers 0..{target.config.num_hidden_layers - 1}, got {beyond}")
