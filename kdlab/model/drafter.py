@@ -1,0 +1,107 @@
+"""The DFlash drafter: one pass over [anchor, mask, mask, ...] predicts all slots of a block at once."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from kdlab.checks import check_shape
+from kdlab.config import DrafterConfig
+from kdlab.errors import ArgumentError
+from kdlab.model.draft_context import DraftContext
+from kdlab.model.drafter_layers import BlockView, DraftLayer, RmsNorm
+
+
+class Drafter(nn.Module):
+    """DFlash as published: a small bidirectional decoder conditioned on hidden states of the target.
+
+    Embedding and output head are the target's. Parameters have the names of the checkpoint and need no gradient.
+
+    Attributes:
+        config: its constants.
+        rope: its rotary embedding, with the caller's amplitude.
+    """
+
+    def __init__(self, config: DrafterConfig, *, rope_amplitude: float = 1.0) -> None:
+        """Make the modules with torch's initial weights.
+
+        Args:
+            config: the constants.
+            rope_amplitude: factor on cos and sin on top of the config's own; some engines run YaRN drafters at
+                0.1 ln(factor) + 1 where the config says 1.
+        """
+        super().__init__()
+        if not 0 < rope_amplitude < float("inf"):
+            raise ArgumentError("rope_amplitude", "a finite number above 0", rope_amplitude)
+        self.config = config
+        self.rope = replace(config.rope, amplitude=config.rope.amplitude * rope_amplitude)
+        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.requires_grad_(False)
+
+    def new_context(
+        self, num_streams: int, max_positions: int, device: torch.device | str, dtype: torch.dtype
+    ) -> DraftContext:
+        """Return an empty context of `num_streams` streams with room for `max_positions` committed tokens each."""
+        return DraftContext.allocate(self.config, self.rope, num_streams, max_positions, device, dtype)
+
+    def extend(self, context: DraftContext, taps: Tensor, start: Tensor, count: Tensor) -> None:
+        """Add committed tokens to the context, in place.
+
+        Args:
+            context: of S streams.
+            taps: [S, n, T*D] float, the target's hidden states after the T layers of `target_layer_ids`, in that
+                order; rows from count on are ignored whatever they hold.
+            start: [S] int, absolute position of row 0 of each stream.
+            count: [S] int, rows of each stream that are real.
+
+        Raises:
+            ShapeError: a shape does not fit.
+            ArgumentError: see `DraftContext.rows_for`.
+        """
+        check_shape("taps", taps, (context.num_streams, "n", self.fc.in_features))
+        rows = context.rows_for(start, count, taps.shape[1])
+        features = self.hidden_norm(self.fc(taps))
+        cos, sin = context.rope_at(rows)
+        stream = torch.arange(context.num_streams, device=rows.device)[:, None]
+        for layer, module in enumerate(self.layers):
+            keys, values = module.self_attn.keys_values(features, cos, sin)
+            context.keys[layer][stream, rows] = keys
+            context.values[layer][stream, rows] = values
+
+    def forward(self, block: Tensor, start: Tensor, context: DraftContext) -> Tensor:
+        """Draft one block in each stream; slot i of the result predicts the token at absolute position start + i.
+
+        Args:
+            block: [S, b, D] float, the target's embeddings of the anchor and b - 1 mask tokens.
+            start: [S] int, absolute position of the anchor: the block sees context positions 0..start-1.
+            context: of S streams, or of one stream that all S blocks share.
+
+        Returns:
+            [S, b, D], after the final norm; slot 0 predicts nothing. The context stays as it was.
+
+        Raises:
+            ShapeError: the block is not as wide as the drafter's, or the streams do not match.
+            ArgumentError: see `DraftContext.num_visible`.
+        """
+        check_shape("block", block, ("S", self.config.block_size, self.config.hidden_size))
+        check_shape("start", start, (block.shape[0],))
+        if context.num_streams not in (1, block.shape[0]):
+            raise ArgumentError("context", f"1 or {block.shape[0]} streams", context.num_streams)
+        view = _block_view(block, start.long(), context)
+        masks: dict[tuple[int | None, bool], Tensor] = {}
+        hidden = block
+        for module, kind in zip(self.layers, zip(self.config.sliding, self.config.causal, strict=True), strict=True):
+            if kind not in masks:
+                masks[kind] = view.mask(*kind)
+            hidden = module(hidden, view, masks[kind])
+        return self.norm(hidden)
+
+
+def _block_view(block: Tensor, start: Tensor, context: DraftContext) -> BlockView:
+    num_context = context.num_visible(start)
+    slots = torch.arange(block.shape[1], device=start.device)
+    cos, sin = context.rope_at(start[:, None] + slots)
+    return BlockView(start=start, num_context=num_context, cos=cos, sin=sin, context=context)
