@@ -1,0 +1,106 @@
+"""The other shapes of draft tree: the chain (DFlash) and the beam. The root alone is `build_root_only`."""
+
+from heapq import heappop, heappush
+
+from torch import Tensor
+
+from kdlab.checks import check_int
+from kdlab.tree.candidates import read_candidates
+from kdlab.tree.draft_tree import DraftTree
+from kdlab.tree.pack import Nodes
+
+Scored = tuple[float, tuple[int, ...]]  # -score and the ranks on the path: sorts in the builders' common order
+
+
+def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size: int | None = None) -> DraftTree:
+    """Return, a stream, the one path of the best candidate at every depth.
+
+    Args:
+        log_probs: [S, L, K] float, nats, as `build_best_first` takes them.
+        token_ids: [S, L, K] int.
+        length: nodes without the root; at most L and at most the usable depths come out.
+        vocab_size: checked against the ids only, a chain is never truncated.
+
+    Returns:
+        A DraftTree of capacity length + 1.
+
+    Raises:
+        ArgumentError: `length` is negative or no integer, or a candidate is malformed.
+    """
+    length = check_int("length", length, minimum=0)
+    candidates = read_candidates(log_probs, token_ids, vocab_size)
+    streams = []
+    for stream in range(log_probs.shape[0]):
+        nodes = Nodes.root()
+        scores, tokens = candidates.rows(stream, 1)
+        for depth in range(min(length, len(scores))):
+            nodes.add(tokens[depth][0], depth, nodes.logp[-1] + scores[depth][0], 0)
+        streams.append(nodes)
+    return candidates.to_tree(streams, capacity=length + 1, width=0)
+
+
+def build_beam(
+    log_probs: Tensor, token_ids: Tensor, width: int, budget: int | None = None, *, vocab_size: int | None = None
+) -> DraftTree:
+    """Keep, at every depth, the `width` best children of the depth before, then the `budget` best nodes of all.
+
+    The order is that of `build_best_first` at each choice and in the rows, so with `width` >= `budget` the trees are
+    the same: no depth of the best tree holds more than `budget` nodes.
+
+    Args:
+        log_probs: [S, L, K] float, nats, as `build_best_first` takes them.
+        token_ids: [S, L, K] int.
+        width: nodes kept a depth.
+        budget: nodes without the root; None keeps all, width x L at most.
+        vocab_size: as for `build_best_first`.
+
+    Returns:
+        A DraftTree of capacity budget + 1, truncated where K is less than both `width` and the vocabulary.
+
+    Raises:
+        ArgumentError: `width` or `budget` is out of range or no integer, or a candidate is malformed.
+    """
+    width = check_int("width", width, minimum=1)
+    if budget is not None:
+        budget = check_int("budget", budget, minimum=0)
+    candidates = read_candidates(log_probs, token_ids, vocab_size)
+    budget = width * log_probs.shape[1] if budget is None else budget
+    streams = []
+    for stream in range(log_probs.shape[0]):
+        scores, tokens = candidates.rows(stream, width)
+        streams.append(_place(_kept(scores, width), tokens, budget))
+    return candidates.to_tree(streams, capacity=budget + 1, width=min(width, budget))
+
+
+def _kept(log_probs: list[list[float]], width: int) -> list[Scored]:
+    """Return the beams of all depths."""
+    kept: list[Scored] = []
+    beam: list[Scored] = [(0.0, ())]
+    for row in log_probs:
+        beam = _best_children(beam, row, width)
+        kept.extend(beam)
+    return kept
+
+
+def _best_children(beam: list[Scored], row: list[float], width: int) -> list[Scored]:
+    """Return the best children of a beam in order: a merge, because each parent's children are sorted already."""
+    heap = [(negative - row[0], (*ranks, 0), negative) for negative, ranks in beam]
+    heap.sort()
+    best: list[Scored] = []
+    while heap and len(best) < width:
+        negative, ranks, parent = heappop(heap)
+        best.append((negative, ranks))
+        rank = ranks[-1] + 1
+        if rank < len(row):
+            heappush(heap, (parent - row[rank], (*ranks[:-1], rank), parent))
+    return best
+
+
+def _place(kept: list[Scored], token_ids: list[list[int]], budget: int) -> Nodes:
+    """Return the best `budget` nodes as rows; a parent never sorts behind its child, so none is missing."""
+    nodes = Nodes.root()
+    row_of: dict[tuple[int, ...], int] = {(): 0}
+    for negative, ranks in sorted(kept)[:budget]:
+        token = token_ids[len(ranks) - 1][ranks[-1]]
+        row_of[ranks] = nodes.add(token, row_of[ranks[:-1]], -negative, ranks[-1])
+    return nodes
