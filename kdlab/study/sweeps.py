@@ -1,0 +1,61 @@
+"""Tokens per round of DDTree at every budget, and of AR, from one recording; no model is run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from kdlab.checks import check_int
+from kdlab.decode.field import DraftField
+from kdlab.errors import ArgumentError
+from kdlab.study.path_rank import min_budget
+from kdlab.study.walk import sweep_row, sweep_table
+
+
+def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) -> pd.DataFrame:
+    """Walk the recorded text at every budget.
+
+    Args:
+        field: recorded draft field with K candidates a slot.
+        budgets: distinct tree budgets, nodes without the root.
+        truncated: allow budgets above K where K is less than the vocabulary; those rows are exact for a decoder with
+            the same K and are marked in the column `truncated`.
+
+    Returns:
+        One row a (budget, prompt) with the columns of `kdlab.study.walk.COLUMNS`: among them budget, rows (budget + 1),
+        prompt (its index), prompt_id, kind, num_rounds, tokens_per_round (mean; NaN with no round; accepted draft
+        tokens + the bonus), round_lengths (list). method is "ddtree", setting the budget.
+
+    Raises:
+        ArgumentError: no budget, one twice, one that is no integer or negative, or one above K without `truncated`.
+    """
+    checked = check_settings("budgets", budgets, minimum=0)
+    over = [] if field.whole_vocabulary else [budget for budget in checked if budget > field.top_k]
+    if over and not truncated:
+        expected = f"at least {max(over)} for budget {max(over)}, or truncated=True"
+        raise ArgumentError("field.top_k", expected, field.top_k)
+    rows = []
+    needed = min_budget(field, max_budget=max(checked))
+    for budget in checked:
+        arm = {"method": "ddtree", "setting": budget, "budget": budget, "truncated": budget in over}
+        for prompt, prompt_needed in zip(field.prompts, needed, strict=True):
+            rows.append(sweep_row(prompt, (prompt_needed <= budget).sum(axis=1), arm))
+    return sweep_table(field, rows)
+
+
+def sweep_ar(field: DraftField) -> pd.DataFrame:
+    """Rounds of plain one-token decoding, as rows of the same table (method "ar", setting 0, one row a prompt)."""
+    arm = {"method": "ar", "setting": 0, "budget": 0, "truncated": False}
+    rows = [sweep_row(prompt, np.zeros(len(prompt.output_ids), dtype=np.int64), arm) for prompt in field.prompts]
+    return sweep_table(field, rows)
+
+
+def check_settings(name: str, values: Sequence[int], *, minimum: int, maximum: int | None = None) -> list[int]:
+    """Return `values` as a list of distinct ints, or raise ArgumentError: none, twice, wrong type or out of range."""
+    checked = [check_int(name, value, minimum=minimum, maximum=maximum) for value in values]
+    if not checked:
+        raise ArgumentError(name, "at least one value", "none")
+    twice = sorted({value for value in checked if checked.count(value) > 1})
+    if twice:
+        raise ArgumentError(name, "distinct values", f"{twice[0]} more than once")
+    return checked
