@@ -1,0 +1,22 @@
+"""Notebook and parameters in, executed notebook, figures and one HTML report out."""
+
+from kdlab.report.build import build_report
+from kdlab.report.figures import export_figures
+from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, show_result
+from kdlab.report.params import Parameter, bind_parameters, declared_parameters
+from kdlab.report.runner import NotebookRun, read_notebook, run_notebook
+
+__all__ = [
+    "RESULT_MIME",
+    "NotebookRun",
+    "Outcome",
+    "Parameter",
+    "bind_parameters",
+    "build_report",
+    "declared_parameters",
+    "export_figures",
+    "read_notebook",
+    "read_outcome",
+    "run_notebook",
+    "show_result",
+]

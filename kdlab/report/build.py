@@ -1,0 +1,89 @@
+"""One self-contained HTML report from executed notebooks."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from kdlab.errors import ArgumentError, NotebookError
+from kdlab.provenance import source_sha256
+from kdlab.report.cells import render_cells
+from kdlab.report.done_marker import write_whole
+from kdlab.report.outcome import read_outcome
+from kdlab.report.provenance_table import render_provenance
+from kdlab.report.runner import read_notebook
+
+TITLE = "kdlab report"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+STYLE_FILE = Path(__file__).with_name("report.css")
+DIGEST_NAME = "kdlab-inputs"
+_DIGEST = re.compile(rf'<meta name="{DIGEST_NAME}" content="([0-9a-f]+)">')
+
+
+def build_report(
+    notebooks: Sequence[str | Path], html: str | Path = "reports/kdlab.html", *, title: str = TITLE
+) -> Path:
+    """Write text and outputs of executed notebooks as one HTML file that needs nothing else.
+
+    The file holds no code cells, no scripts and no address outside itself; figures are embedded. Equal notebooks give
+    equal bytes, and a report that is there already with the same inputs is left as it is.
+
+    Args:
+        notebooks: finished runs, in the report's order.
+        html: the file to write; its folder is made when missing.
+        title: plain text.
+    Returns: the path of the report.
+    Raises: ArgumentError without notebooks; NotebookError when one of them is no finished run; OSError.
+    """
+    if not notebooks:
+        raise ArgumentError("notebooks", "at least one executed notebook", "none")
+    paths, html = [Path(path) for path in notebooks], Path(html)
+    digest = _inputs_digest(paths, title)
+    if _digest_of(html) != digest:
+        write_whole(html, _page(paths, title, digest))
+    return html
+
+
+def _inputs_digest(paths: list[Path], title: str) -> str:
+    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8")]
+    for path in paths:
+        parts += [path.stem, hashlib.sha256(path.read_bytes()).hexdigest()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _digest_of(html: Path) -> str | None:
+    if not html.is_file():
+        return None
+    with html.open(encoding="utf-8", errors="replace") as file:
+        found = _DIGEST.search(file.read(4096))
+    return found[1] if found else None
+
+
+def _page(paths: list[Path], title: str, digest: str) -> str:
+    sections, records = [], []
+    for number, path in enumerate(paths, 1):
+        notebook = read_notebook(path)
+        record = _finished_record(notebook, path)
+        records.append((path.stem, record))
+        sections.append(f'<section id="part-{number}">\n{render_cells(notebook["cells"])}\n</section>')
+    links = [(f"part-{number}", path.stem) for number, path in enumerate(paths, 1)] + [("provenance", "provenance")]
+    contents = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links)
+    body = "\n".join([f"<nav>{contents}</nav>", *sections, render_provenance(records)])
+    return (
+        "<!DOCTYPE html>\n"
+        f'<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="{DIGEST_NAME}" content="{digest}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{STYLE_FILE.read_text(encoding='utf-8')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _finished_record(notebook: Any, path: Path) -> dict[str, Any]:
+    outcome = read_outcome(notebook)
+    if outcome.problem or outcome.record is None:
+        raise NotebookError(f"{path} is no finished run: {outcome.problem}; run it with `kdlab run` first")
+    return outcome.record

@@ -1,0 +1,86 @@
+"""Whether a notebook ran to its end: it counts only when every cell completed and the notebook said so itself."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdlab.errors import ArgumentError
+from kdlab.report.params import plain_value
+
+RESULT_MIME = "application/vnd.kdlab.result+json"
+
+
+def show_result(record: dict[str, Any]) -> None:
+    """Display `record` as the result of the notebook that runs; the last one a notebook shows must hold `final: True`.
+
+    Args:
+        record: JSON-able, keys are text. `tables` (name -> list of rows), `figures` and `provenance` are put into the
+            report under these names; everything else is kept for whoever reads the notebook.
+    Raises: ArgumentError when the record is no dictionary of JSON values.
+    """
+    if not isinstance(record, dict):
+        raise ArgumentError("record", "a dictionary", type(record).__name__)
+    from IPython.display import display
+
+    plain = _plain("record", record)
+    display({RESULT_MIME: plain, "text/plain": f"result record: {', '.join(plain)}"}, raw=True)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}[{key!r}]", item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, float) and value != value:
+        return None  # JSON has no NaN; a value that does not exist is null
+    return plain_value(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an executed notebook holds: `problem` is None when it ran to its end; `record` is its last result record."""
+
+    problem: str | None
+    record: dict[str, Any] | None
+
+
+def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
+    """Judge an executed notebook by its cells, never by the exit code alone.
+
+    papermill calls a cell "completed" after a time-out and when the kernel died, and a `sys.exit(0)` raises nothing: so
+    no error output, every code cell completed and a final result record are all asked for.
+    """
+    code = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell["cell_type"] == "code"]
+    record = next(reversed(list(_records(cell for _, cell in code))), None)
+    for i, cell in code:
+        problem = _cell_problem(cell)
+        if problem:
+            return Outcome(f"cell {i}: {problem}", record)
+    if notebook["metadata"].get("papermill", {}).get("exception"):
+        return Outcome("stopped by an exception", record)
+    if record is None:
+        return Outcome("showed no result record (kdlab.report.show_result)", None)
+    if record.get("final") is not True:
+        return Outcome("its last result record does not say final: true", record)
+    return Outcome(None, record)
+
+
+def _records(cells: Any) -> Iterator[dict[str, Any]]:
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if RESULT_MIME in data:
+                yield data[RESULT_MIME]
+
+
+def _cell_problem(cell: Mapping[str, Any]) -> str | None:
+    for output in cell.get("outputs", []):
+        if output["output_type"] == "error":
+            message = str(output.get("evalue", "")).strip().splitlines()
+            return f"{output.get('ename')}: {message[0] if message else ''}".rstrip(": ")
+    if not str(cell["source"]).strip():
+        return None
+    status = cell.get("metadata", {}).get("papermill", {}).get("status")
+    return None if status == "completed" else f"did not complete (status {status})"
