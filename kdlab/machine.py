@@ -14,8 +14,8 @@ import torch
 GPU_STATE_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "gpu_temperature_c")
 
 
-def machine_facts() -> dict[str, Any]:
-    """Return what does not change while a process runs: software versions, CPU, GPU and a hash of the host name."""
+def machine_facts(device: torch.device | None = None) -> dict[str, Any]:
+    """Return software versions, CPU, a hash of the host name, and the GPU of a run on `device` (see `gpu_facts`)."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -25,7 +25,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        **gpu_facts(),
+        **gpu_facts(device),
     }
 
 
@@ -38,39 +38,53 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
-def gpu_facts() -> dict[str, Any]:
-    """Return torch's CUDA runtime, and driver, size and present state of the current GPU, None each without one."""
-    names = ("cuda", "driver", "gpu", "gpu_uuid", "gpu_count", "gpu_memory_bytes", "gpu_sm_count")
-    facts: dict[str, Any] = dict.fromkeys(names) | {"cuda": torch.version.cuda}
-    if not torch.cuda.is_available():
-        return facts | dict.fromkeys(GPU_STATE_FIELDS)
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    facts |= {
-        "driver": _ask_nvml(lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion())),
-        "gpu": properties.name,
-        "gpu_uuid": _gpu_uuid(),
-        "gpu_count": torch.cuda.device_count(),
-        "gpu_memory_bytes": properties.total_memory,
-        "gpu_sm_count": properties.multi_processor_count,
-    }
-    return facts | gpu_state()
+def gpu_facts(device: torch.device | None = None) -> dict[str, Any]:
+    """Return torch's CUDA runtime, and driver, size and present state of the GPU that a run uses.
+
+    Args:
+        device: of the run; None takes the current GPU. A CPU run has no GPU, even where the machine has one.
+    Returns: `cuda`, `driver`, `gpu`, `gpu_uuid`, `gpu_count`, `gpu_memory_bytes`, `gpu_sm_count` and GPU_STATE_FIELDS.
+    """
+    names = ("driver", "gpu", "gpu_uuid", "gpu_count", "gpu_memory_bytes", "gpu_sm_count")
+    facts: dict[str, Any] = {"cuda": torch.version.cuda, **dict.fromkeys(names)}
+    if _uses_gpu(device):
+        properties = torch.cuda.get_device_properties(_index(device))
+        facts |= {
+            "driver": _ask_nvml(device, lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion())),
+            "gpu": properties.name,
+            "gpu_uuid": _gpu_uuid(device),
+            "gpu_count": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+            "gpu_sm_count": properties.multi_processor_count,
+        }
+    return facts | gpu_state(device)
 
 
-def gpu_state() -> dict[str, float | None]:
-    """Return the current GPU's clocks and temperature at this moment, None each without a GPU or without NVML."""
-    if not torch.cuda.is_available():
+def gpu_state(device: torch.device | None = None) -> dict[str, float | None]:
+    """Return clocks and temperature of a run's GPU at this moment, None each without a GPU or without NVML."""
+    if not _uses_gpu(device):
         return dict.fromkeys(GPU_STATE_FIELDS)
-    return {
-        "sm_clock_mhz": _ask_nvml(lambda nvml, gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))),
-        "memory_clock_mhz": _ask_nvml(lambda nvml, gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM))),
-        "gpu_temperature_c": _ask_nvml(
-            lambda nvml, gpu: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
-        ),
-    }
+
+    def clock(name: str) -> float | None:
+        return _ask_nvml(device, lambda nvml, gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, getattr(nvml, name))))
+
+    def temperature(nvml: Any, gpu: Any) -> float:
+        return float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+
+    values = (clock("NVML_CLOCK_SM"), clock("NVML_CLOCK_MEM"), _ask_nvml(device, temperature))
+    return dict(zip(GPU_STATE_FIELDS, values, strict=True))
 
 
-def _ask_nvml(question: Callable[[Any, Any], Any]) -> Any:
-    """Answer `question(nvml, handle of torch's current GPU)`, or None when NVML is not installed or does not know."""
+def _uses_gpu(device: torch.device | None) -> bool:
+    return (device is None or device.type == "cuda") and torch.cuda.is_available()
+
+
+def _index(device: torch.device | None) -> int:
+    return torch.cuda.current_device() if device is None or device.index is None else device.index
+
+
+def _ask_nvml(device: torch.device | None, question: Callable[[Any, Any], Any]) -> Any:
+    """Answer `question(nvml, NVML's handle of the GPU)`, or None when NVML is not installed or does not know."""
     try:
         import pynvml
     except ImportError:
@@ -78,13 +92,13 @@ def _ask_nvml(question: Callable[[Any, Any], Any]) -> Any:
     try:
         pynvml.nvmlInit()
         # NVML counts every GPU of the host and torch only the visible ones: the uuid is the name they share.
-        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID((_gpu_uuid() or "").encode()))
+        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID((_gpu_uuid(device) or "").encode()))
     except pynvml.NVMLError:
         return None
 
 
-def _gpu_uuid() -> str | None:
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+def _gpu_uuid(device: torch.device | None) -> str | None:
+    uuid = getattr(torch.cuda.get_device_properties(_index(device)), "uuid", None)
     return None if uuid is None else f"GPU-{uuid}"
 
 

@@ -44,7 +44,8 @@ def run_provenance(**fields: Any) -> dict[str, Any]:
     Raises: ArgumentError for a field that has no JSON form, or that this function states by itself.
     """
     own = {"run_id": str(uuid.uuid4()), "started_utc": datetime.now(UTC).isoformat(timespec="milliseconds")}
-    own |= code_facts() | machine_facts()
+    device = fields.get("device")
+    own |= code_facts() | machine_facts(None if device is None else torch.device(device))
     for name in fields:
         if name in own:
             raise ArgumentError(name, "a field that kdlab does not state by itself", fields[name])
