@@ -1,0 +1,135 @@
+"""The mixture of experts: a sigmoid router with a correction bias, routed experts, and a shared one."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kdlab.config import TargetConfig
+from kdlab.kernels.experts import DenseExperts, ExpertWeights, PackedExperts
+from kdlab.kernels.int4 import GROUP, VALUES_PER_WORD
+from kdlab.kernels.reference import compute_dtype, moe_experts
+from kdlab.model.layers import SwiGlu, prefixed, weight
+
+
+class Router(nn.Module):
+    """Chooses k of E experts a row, in float32 (float64 for float64): near-ties decide which weights are read."""
+
+    def __init__(self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.config = config
+        wide = compute_dtype(dtype)
+        self.gate = weight(config.n_routed_experts, config.hidden_size, dtype=wide, device=device)
+        self.bias = weight(config.n_routed_experts, dtype=wide, device=device)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        return {"weight": self.gate, "e_score_correction_bias": self.bias}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Route rows x [T, D].
+
+        The bias takes part in the choice only; the weights are the unbiased scores of the chosen experts.
+
+        Returns:
+            expert_ids [T, k] i64 and weights [T, k] float32 (float64 for float64).
+        """
+        config = self.config
+        scores = F.linear(x.to(self.gate.dtype), self.gate).sigmoid()
+        chosen = self._open_groups(scores + self.bias).topk(config.num_experts_per_tok, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * config.routed_scaling_factor
+
+    def _open_groups(self, choice: Tensor) -> Tensor:
+        """Hide [T, E] scores outside the best topk_group groups; a group counts by the sum of its best two."""
+        config = self.config
+        if config.n_group == config.topk_group:
+            return choice
+        groups = choice.unflatten(-1, (config.n_group, -1))
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(config.topk_group, dim=-1).indices
+        closed = torch.ones(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, False)
+        return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
+
+
+class DenseExpertBank(nn.Module):
+    """Routed experts as stacked matrices in the compute dtype."""
+
+    def __init__(self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        experts, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
+        self.gate_up = weight(experts, 2 * inner, width, dtype=dtype, device=device)
+        self.down = weight(experts, width, inner, dtype=dtype, device=device)
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weights as the op reads them."""
+        return DenseExperts(self.gate_up, self.down)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        return _expert_views(self.gate_up, self.down, "weight")
+
+
+class PackedExpertBank(nn.Module):
+    """Routed experts as they lie on disk, INT4 words and 16-bit scales; the op dequantises the experts it touches."""
+
+    def __init__(self, config: TargetConfig, *, device: torch.device | str) -> None:
+        super().__init__()
+        experts, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
+
+        def new(rows: int, columns: int, dtype: torch.dtype) -> nn.Parameter:
+            return weight(experts, rows, columns, dtype=dtype, device=device)
+
+        self.gate_up_packed = new(2 * inner, width // VALUES_PER_WORD, torch.int32)
+        self.gate_up_scale = new(2 * inner, width // GROUP, torch.bfloat16)
+        self.down_packed = new(width, inner // VALUES_PER_WORD, torch.int32)
+        self.down_scale = new(width, inner // GROUP, torch.bfloat16)
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weights as the op reads them."""
+        return PackedExperts(self.gate_up_packed, self.gate_up_scale, self.down_packed, self.down_scale)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        packed = _expert_views(self.gate_up_packed, self.down_packed, "weight_packed")
+        return packed | _expert_views(self.gate_up_scale, self.down_scale, "weight_scale")
+
+
+def _expert_views(gate_up: Tensor, down: Tensor, suffix: str) -> dict[str, Tensor]:
+    gate, up = gate_up.chunk(2, dim=1)
+    parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+    return {f"{i}.{name}.{suffix}": part[i] for name, part in parts.items() for i in range(len(down))}
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts plus the shared one, which has weight 1 and is not scaled."""
+
+    def __init__(
+        self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str, packed: bool
+    ) -> None:
+        super().__init__()
+        self.router = Router(config, dtype=dtype, device=device)
+        self.routed: DenseExpertBank | PackedExpertBank = (
+            PackedExpertBank(config, device=device) if packed else DenseExpertBank(config, dtype=dtype, device=device)
+        )
+        inner = config.n_shared_experts * config.moe_intermediate_size
+        self.shared = SwiGlu(config.hidden_size, inner, dtype=dtype, device=device) if inner else None
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        found = prefixed("gate.", self.router) | prefixed("experts.", self.routed)
+        return found if self.shared is None else found | prefixed("shared_experts.", self.shared)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map rows x [S, N, D], already normed.
+
+        Returns:
+            [S, N, D] in x's dtype, and the expert ids [S, N, k] i64.
+        """
+        flat = x.flatten(0, 1)
+        expert_ids, weights = self.router(flat)
+        out = moe_experts(flat, expert_ids, weights, self.routed.experts).view_as(x)
+        out = out if self.shared is None else out + self.shared(x)
+        return out, expert_ids.view(*x.shape[:2], -1)

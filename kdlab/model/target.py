@@ -1,0 +1,208 @@
+"""The target: a DeepseekV3 decoder as Kimi K2.6 uses it, driven by its `config.json`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kdlab.checks import check_int, check_shape
+from kdlab.config import TargetConfig
+from kdlab.errors import ArgumentError
+from kdlab.kernels.reference import rms_norm
+from kdlab.model.attention import AttentionPlan, LatentAttention, plan_attention
+from kdlab.model.cache import LatentCache
+from kdlab.model.checkpoint import Checkpoint
+from kdlab.model.layers import SwiGlu, prefixed, weight
+from kdlab.model.moe import MixtureOfExperts
+from kdlab.model.target_tensors import Skipped, load_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What one forward returns."""
+
+    hidden: Tensor  # [S, N, D] after the final norm
+    taps: Tensor | None  # [S, N, len(taps) * D], the residual stream after the tapped layers, in the order asked for
+    expert_ids: Tensor | None  # [S, MoE layers, N, k] i16
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each on a normed copy of the residual stream."""
+
+    def __init__(
+        self, config: TargetConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str, packed: bool
+    ) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.input_norm = weight(config.hidden_size, dtype=dtype, device=device)
+        self.attention = LatentAttention(config, layer, dtype=dtype, device=device)
+        self.post_norm = weight(config.hidden_size, dtype=dtype, device=device)
+        self.mlp: MixtureOfExperts | SwiGlu = (
+            MixtureOfExperts(config, dtype=dtype, device=device, packed=packed)
+            if config.is_moe_layer(layer)
+            else SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
+        )
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
+        return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
+
+    def forward(self, x: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor | None]:
+        """Map the residual stream x [S, N, D]; also return the expert ids [S, N, k] of a MoE layer."""
+        x = x + self.attention(rms_norm(x, self.input_norm, self.eps), plan)
+        out = self.mlp(rms_norm(x, self.post_norm, self.eps))
+        if isinstance(out, tuple):
+            return x + out[0], out[1]
+        return x + out, None
+
+
+class Target(nn.Module):
+    """The whole decoder. A new one holds no values: load it, or initialise every parameter before use.
+
+    Parameters want no gradient until asked (`requires_grad_()`); the code is differentiable, but no gradient flows
+    through a cache, so a training step passes `cache=None`. `skipped` counts the tensors that loading left out by rule.
+    """
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        packed: bool = False,
+    ) -> None:
+        """Make the modules.
+
+        Args:
+            config: the constants.
+            dtype: of weights and activations: bfloat16, float32 or float64.
+            device: of the weights.
+            packed: keep the routed experts as INT4 words.
+        """
+        super().__init__()
+        if dtype not in (torch.bfloat16, torch.float32, torch.float64):
+            raise ArgumentError("dtype", "bfloat16, float32 or float64", dtype)
+        self.config = config
+        self.skipped = Skipped()
+        self.embedding = weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, dtype=dtype, device=device, packed=packed)
+            for layer in range(config.num_hidden_layers)
+        )
+        self.norm = weight(config.hidden_size, dtype=dtype, device=device)
+        self.lm_head = None if config.tie_word_embeddings else weight(*self.embedding.shape, dtype=dtype, device=device)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return every weight by its Hugging Face name, as views: to load or to export."""
+        found: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if self.lm_head is not None:
+            found["lm_head.weight"] = self.lm_head
+        for i, layer in enumerate(self.layers):
+            found |= prefixed(f"model.layers.{i}.", layer)  # type: ignore[arg-type]
+        return found
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., D] of tokens [...] int.
+
+        Raises:
+            ArgumentError: a token outside the vocabulary (checked on the CPU, where it costs no synchronisation).
+        """
+        if tokens.device.type == "cpu" and tokens.numel():
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                raise ArgumentError("tokens", f"0 to {self.config.vocab_size - 1}", f"{int(low)} to {int(high)}")
+        return F.embedding(tokens, self.embedding)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits [..., V] of hidden [..., D], in hidden's dtype."""
+        return F.linear(hidden, self.embedding if self.lm_head is None else self.lm_head)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: LatentCache | None,
+        start: Tensor,
+        mask: Tensor,
+        *,
+        taps: Sequence[int] = (),
+        collect_experts: bool = False,
+    ) -> TargetOutput:
+        """Run N rows a stream over the cache and over one another.
+
+        A tree is verified with its ancestor mask; a prefill chunk is the same call with a lower triangle. Row i is
+        written to the cache at start + i; its rope position is `positions`, which is not start + i in a tree.
+
+        Args:
+            tokens: [S, N] int. A row whose mask row is all False is padding: any token, and its output means nothing.
+            positions: [S, N] int, absolute.
+            cache: the latent cache of these streams; None lets the rows see one another alone, with gradients.
+            start: [S] int, committed rows of each stream: all rows see them. Not read without a cache.
+            mask: [S, N, N] bool, row i sees row j.
+            taps: 0-based layers whose residual stream is returned.
+            collect_experts: return the expert ids.
+
+        Raises:
+            ShapeError: the arguments do not fit one another. ArgumentError: a tap that is no layer, rows outside the
+                cache or tokens outside the vocabulary.
+        """
+        self._check(tokens, positions, start, mask, taps)
+        tokens = torch.where(mask.any(-1), tokens, 0)
+        x = self.embed(tokens)
+        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype)
+        tapped: dict[int, Tensor] = {}
+        chosen: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            x, expert_ids = layer(x, plan)
+            if i in taps:
+                tapped[i] = x
+            if collect_experts and expert_ids is not None:
+                chosen.append(expert_ids.to(torch.int16))
+        return TargetOutput(
+            hidden=rms_norm(x, self.norm, self.config.rms_norm_eps),
+            taps=torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None,
+            expert_ids=torch.stack(chosen, dim=1) if chosen else None,
+        )
+
+    def _check(self, tokens: Tensor, positions: Tensor, start: Tensor, mask: Tensor, taps: Sequence[int]) -> None:
+        sizes = check_shape("tokens", tokens, ["S", "N"])
+        check_shape("positions", positions, [sizes["S"], sizes["N"]])
+        check_shape("start", start, [sizes["S"]])
+        check_shape("mask", mask, [sizes["S"], sizes["N"], sizes["N"]])
+        for tap in taps:
+            check_int("taps", tap, minimum=0, maximum=self.config.num_hidden_layers - 1)
+
+
+def load_target(
+    directory: str | Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    latent_norm_eps: float = 1e-6,
+) -> Target:
+    """Load a Hugging Face directory.
+
+    Experts in INT4 stay packed, each touched one dequantised in the op; on the CPU they are dequantised here instead,
+    where the small models run many forwards.
+
+    Args:
+        directory: holds config.json and safetensors, one file or an index with shards.
+        device: of the weights.
+        dtype: of weights and activations.
+        latent_norm_eps: epsilon of the q_a and kv_a norms, see `TargetConfig.from_dict`.
+
+    Raises:
+        ConfigError: the config asks for what kdlab does not run.
+        CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
+    """
+    config = TargetConfig.load(directory, latent_norm_eps=latent_norm_eps)
+    packed = config.experts_int4 and torch.device(device).type != "cpu"
+    target = Target(config, dtype=dtype, device=device, packed=packed)
+    layers, int4 = config.num_hidden_layers, config.experts_int4
+    with Checkpoint(directory) as checkpoint:
+        target.skipped = load_tensors(target.views(), checkpoint, num_layers=layers, int4=int4)
+    return target.eval()
