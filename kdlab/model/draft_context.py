@@ -74,12 +74,6 @@ class DraftContext:
         one = slice(index, index + 1)
         return replace(self, keys=self.keys[:, one], values=self.values[:, one], length=self.length[one])
 
-    def slot(self, stream: int) -> "DraftContext":
-        """Return the context of one stream (S = 1): a view, so what is written there is written here."""
-        check_int("stream", stream, minimum=0, maximum=self.num_streams - 1)
-        only = slice(stream, stream + 1)
-        return DraftContext(self.keys[:, only], self.values[:, only], self.length[only], self.cos, self.sin)
-
     def rope_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, [..., 1, d/2] f32 (one axis for the heads), at `positions` [...] int."""
         return self.cos[positions][..., None, :], self.sin[positions][..., None, :]

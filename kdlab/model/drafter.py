@@ -1,45 +1,77 @@
 """The DFlash drafter: one pass over [anchor, mask, mask, ...] predicts all slots of a block at once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from kdlab.checks import check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.reference import rms_norm
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.drafter_layers import BlockView, DraftLayer, RmsNorm
+from kdlab.model.drafter_layers import BlockView, DraftLayer
+from kdlab.model.layers import prefixed, weight
 
 
 class Drafter(nn.Module):
     """DFlash as published: a small bidirectional decoder conditioned on hidden states of the target.
 
-    Embedding and output head are the target's. Parameters have the names of the checkpoint and need no gradient.
+    Embedding and output head are the target's. A new drafter holds no values: load it, or initialise every parameter
+    before use. Parameters want no gradient until asked (`requires_grad_()`).
 
     Attributes:
         config: its constants.
         rope: its rotary embedding, with the caller's amplitude.
     """
 
-    def __init__(self, config: DrafterConfig, *, rope_amplitude: float = 1.0) -> None:
-        """Make the modules with torch's initial weights.
+    def __init__(
+        self,
+        config: DrafterConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        rope_amplitude: float = 1.0,
+    ) -> None:
+        """Make the modules.
 
         Args:
             config: the constants.
+            dtype: of weights and activations.
+            device: of the weights.
             rope_amplitude: factor on cos and sin on top of the config's own; some engines run YaRN drafters at
                 0.1 ln(factor) + 1 where the config says 1.
+
+        Raises:
+            ArgumentError: the amplitude is not a finite number above 0.
         """
         super().__init__()
         if not 0 < rope_amplitude < float("inf"):
             raise ArgumentError("rope_amplitude", "a finite number above 0", rope_amplitude)
         self.config = config
         self.rope = replace(config.rope, amplitude=config.rope.amplitude * rope_amplitude)
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.requires_grad_(False)
+        width = config.hidden_size
+        self.fc = weight(width, len(config.target_layer_ids) * width, dtype=dtype, device=device)
+        self.hidden_norm = weight(width, dtype=dtype, device=device)
+        layers = nn.ModuleList(
+            DraftLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_hidden_layers)
+        )
+        self.layers = cast("Sequence[DraftLayer]", layers)
+        self.norm = weight(width, dtype=dtype, device=device)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return every weight by its name in a checkpoint, as views: to load or to export."""
+        found: dict[str, Tensor] = {
+            "fc.weight": self.fc,
+            "hidden_norm.weight": self.hidden_norm,
+            "norm.weight": self.norm,
+        }
+        for i, layer in enumerate(self.layers):
+            found |= prefixed(f"layers.{i}.", layer)
+        return found
 
     def new_context(
         self, num_streams: int, max_positions: int, device: torch.device | str, dtype: torch.dtype
@@ -61,13 +93,13 @@ class Drafter(nn.Module):
             ShapeError: a shape does not fit.
             ArgumentError: see `DraftContext.rows_for`.
         """
-        check_shape("taps", taps, (context.num_streams, "n", self.fc.in_features))
+        check_shape("taps", taps, (context.num_streams, "n", self.fc.shape[1]))
         rows = context.rows_for(start, count, taps.shape[1])
-        features = self.hidden_norm(self.fc(taps))
+        features = rms_norm(linear(taps, self.fc), self.hidden_norm, self.config.rms_norm_eps)
         cos, sin = context.rope_at(rows)
         stream = torch.arange(context.num_streams, device=rows.device)[:, None]
         for layer, module in enumerate(self.layers):
-            keys, values = module.self_attn.keys_values(features, cos, sin)
+            keys, values = module.attention.context_rows(features, cos, sin)
             context.keys[layer][stream, rows] = keys
             context.values[layer][stream, rows] = values
 
@@ -97,7 +129,7 @@ class Drafter(nn.Module):
             if kind not in masks:
                 masks[kind] = view.mask(*kind)
             hidden = module(hidden, view, masks[kind])
-        return self.norm(hidden)
+        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
 
 def _block_view(block: Tensor, start: Tensor, context: DraftContext) -> BlockView:

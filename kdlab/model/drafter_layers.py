@@ -4,25 +4,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear
 
 from kdlab.config import DrafterConfig
 from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import apply_rope
 from kdlab.model.draft_context import DraftContext
-
-
-class RmsNorm(nn.Module):
-    """RMS norm with a weight, over the last axis."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of x [..., width] float."""
-        return rms_norm(x, self.weight, self.eps)
+from kdlab.model.layers import SwiGlu, prefixed, weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ class BlockView:
             visible = visible & (ahead <= 0)
         return visible if window is None else visible & (ahead.abs() < window)
 
-    def context_rows(self, rows: Tensor) -> Tensor:
+    def seen(self, rows: Tensor) -> Tensor:
         """Return the leading rows of `rows` [C, P + 1, G, d], with zeros where no stream sees them (C is S or 1).
 
         What was never written may hold anything, and zero times NaN is NaN.
@@ -74,41 +62,50 @@ class BlockView:
 class DraftAttention(nn.Module):
     """Grouped-query attention with normed, rotated queries and keys over [context ; block]."""
 
-    def __init__(self, config: DrafterConfig, layer: int) -> None:
+    def __init__(
+        self, config: DrafterConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
-        self.kv_heads = config.num_key_value_heads
-        width, kv_width = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
-        self.q_norm = RmsNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RmsNorm(self.head_dim, config.rms_norm_eps)
+        self.layer, self.head_dim, self.eps = layer, config.head_dim, config.rms_norm_eps
+        self.num_queries = config.num_attention_heads * self.head_dim
+        self.num_keys = config.num_key_value_heads * self.head_dim
+        # Queries, keys and values of a block in one product; of the context the last two parts.
+        self.qkv = weight(self.num_queries + 2 * self.num_keys, config.hidden_size, dtype=dtype, device=device)
+        self.out = weight(config.hidden_size, self.num_queries, dtype=dtype, device=device)
+        self.q_norm = weight(self.head_dim, dtype=dtype, device=device)
+        self.k_norm = weight(self.head_dim, dtype=dtype, device=device)
 
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of rows x.
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        q, k, v = self.qkv.split((self.num_queries, self.num_keys, self.num_keys))
+        projections = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": self.out}
+        return projections | {"q_norm.weight": self.q_norm, "k_norm.weight": self.k_norm}
+
+    def context_rows(self, features: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of context features, which pass no norm of this layer.
 
         Args:
-            x: [S, n, D] float: context features as they are, or a block's rows after the input norm.
+            features: [S, n, D] float.
             cos: [S, n, 1, d/2] f32 at the rows' absolute positions; sin alike.
             sin: [S, n, 1, d/2] f32.
 
         Returns:
-            Two tensors [S, n, G, d] in x's dtype.
+            Two tensors [S, n, G, d] in the features' dtype.
         """
-        heads = (*x.shape[:2], self.kv_heads, self.head_dim)
-        keys = apply_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin, interleaved=False)
-        return keys, self.v_proj(x).view(heads)
+        keys, values = linear(features, self.qkv[self.num_queries :]).split(self.num_keys, dim=-1)
+        return self._heads(keys, self.k_norm, cos, sin), values.unflatten(-1, (-1, self.head_dim))
 
     def forward(self, x: Tensor, view: BlockView, mask: Tensor) -> Tensor:
         """Return [S, b, D]: the attention of block rows x [S, b, D] under `mask` [S, b, num_context + b] bool."""
-        queries = self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self.head_dim))
-        queries = apply_rope(queries, view.cos, view.sin, interleaved=False)
-        keys, values = self.keys_values(x, view.cos, view.sin)
-        past = [view.context_rows(rows[self.layer]) for rows in (view.context.keys, view.context.values)]
-        mixed = _attend(queries, (past[0], past[1]), (keys, values), mask)
-        return self.o_proj(mixed.to(x.dtype).flatten(2))
+        q, k, v = linear(x, self.qkv).split((self.num_queries, self.num_keys, self.num_keys), dim=-1)
+        queries, keys = self._heads(q, self.q_norm, view.cos, view.sin), self._heads(k, self.k_norm, view.cos, view.sin)
+        block = (keys, v.unflatten(-1, (-1, self.head_dim)))
+        past = (view.seen(view.context.keys[self.layer]), view.seen(view.context.values[self.layer]))
+        return linear(_attend(queries, past, block, mask).to(x.dtype).flatten(2), self.out)
+
+    def _heads(self, rows: Tensor, norm: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = rms_norm(rows.unflatten(-1, (-1, self.head_dim)), norm, self.eps)
+        return apply_rope(heads, cos, sin, interleaved=False)
 
 
 def _attend(queries: Tensor, past: tuple[Tensor, Tensor], block: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
@@ -142,31 +139,25 @@ def _attend(queries: Tensor, past: tuple[Tensor, Tensor], block: tuple[Tensor, T
     return mixed.permute(0, 2, 4, 1, 3, 5).reshape(queries.shape)
 
 
-class SwiGlu(nn.Module):
-    """Feed-forward block: down(silu(gate x) * up x)."""
-
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., D] of x [..., D] float."""
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class DraftLayer(nn.Module):
-    """Attention and feed-forward block, each behind its norm and added to the residual stream."""
+    """Attention and feed-forward, each on a normed copy of the residual stream."""
 
-    def __init__(self, config: DrafterConfig, layer: int) -> None:
+    def __init__(
+        self, config: DrafterConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = DraftAttention(config, layer)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SwiGlu(config)
+        self.eps = config.rms_norm_eps
+        self.input_norm = weight(config.hidden_size, dtype=dtype, device=device)
+        self.attention = DraftAttention(config, layer, dtype=dtype, device=device)
+        self.post_norm = weight(config.hidden_size, dtype=dtype, device=device)
+        self.mlp = SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the weights by checkpoint name."""
+        norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
+        return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
     def forward(self, hidden: Tensor, view: BlockView, mask: Tensor) -> Tensor:
         """Return the residual stream [S, b, D] after this layer."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), view, mask)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.attention(rms_norm(hidden, self.input_norm, self.eps), view, mask)
+        return hidden + self.mlp(rms_norm(hidden, self.post_norm, self.eps))
