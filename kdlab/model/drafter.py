@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -10,11 +11,15 @@ from torch.nn.functional import linear
 
 from kdlab.checks import check_shape
 from kdlab.config import DrafterConfig
-from kdlab.errors import ArgumentError
+from kdlab.errors import ArgumentError, ConfigError
 from kdlab.kernels.reference import rms_norm
+from kdlab.model.checkpoint import Checkpoint, check_names, read_into
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter_layers import BlockView, DraftLayer
 from kdlab.model.layers import prefixed, weight
+
+_PREFIX = "model."
+_DFLASH2_MODULES = ("candidate_selector", "attention_conv", "mlp_conv")
 
 
 class Drafter(nn.Module):
@@ -137,3 +142,37 @@ def _block_view(block: Tensor, start: Tensor, context: DraftContext) -> BlockVie
     slots = torch.arange(block.shape[1], device=start.device)
     cos, sin = context.rope_at(start[:, None] + slots)
     return BlockView(start=start, num_context=num_context, cos=cos, sin=sin, context=context)
+
+
+def load_drafter(
+    directory: str | Path, *, device: torch.device | str, dtype: torch.dtype, rope_amplitude: float = 1.0
+) -> Drafter:
+    """Load a DFlash directory.
+
+    Args:
+        directory: holds config.json and safetensors; names may all carry the prefix `model.`.
+        device: of the weights.
+        dtype: of weights and activations.
+        rope_amplitude: factor on the drafter's cos and sin, see `Drafter`.
+
+    Raises:
+        ConfigError: the config or the tensors are of a drafter that kdlab does not run.
+        CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
+    """
+    drafter = Drafter(DrafterConfig.load(directory), dtype=dtype, device=device, rope_amplitude=rope_amplitude)
+    views = drafter.views()
+    with Checkpoint(directory) as checkpoint:
+        stored = _stored_names(checkpoint)
+        check_names(views, stored, checkpoint.directory)
+        for name, view in views.items():
+            read_into(view, checkpoint.read(stored[name]), name)
+    return drafter.eval()
+
+
+def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the names without a prefix that all share -> the names on disk."""
+    foreign = [name for name in checkpoint.names if any(part in name.split(".") for part in _DFLASH2_MODULES)]
+    if foreign:
+        raise ConfigError(f"{checkpoint.directory}: DFlash2 is not supported: its slots are not independent: {foreign}")
+    prefix = _PREFIX if all(name.startswith(_PREFIX) for name in checkpoint.names) else ""
+    return {name.removeprefix(prefix): name for name in checkpoint.names}
