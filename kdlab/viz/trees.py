@@ -1,0 +1,237 @@
+"""Draft trees drawn: what the drafter proposed, what the target accepted, and what it wanted instead."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kdlab.decode.records import RoundRecord
+from kdlab.errors import ArgumentError
+from kdlab.model.tokenizer import Tokenizer
+from kdlab.viz import theme
+from kdlab.viz.layout import tidy_lines
+
+ACCEPTED, BONUS, FILL = theme.VERMILLION, theme.GREEN, theme.SKY
+LABEL_LIMIT = 80
+"""Trees of more nodes than this are drawn as dots without their tokens."""
+_SMALLEST_PT = 4.5
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """A round's tree as lists, the bonus as one more node behind the last accepted row."""
+
+    parents: list[int]
+    columns: list[int]
+    lines: list[int]
+    labels: list[str]
+    probabilities: list[float]
+    path: tuple[int, ...]
+
+    @property
+    def bonus(self) -> int:
+        return len(self.parents) - 1
+
+    @property
+    def num_columns(self) -> int:
+        return max(self.columns) + 1
+
+    @property
+    def num_lines(self) -> int:
+        return max(self.lines) + 1
+
+
+def plot_draft_tree(
+    record: RoundRecord, tokenizer: Tokenizer, ax: Axes | None = None, *,
+    title: str | None = None, legend: bool = True, provenance: Mapping[str, Any] | None = None,
+) -> Axes:  # fmt: skip
+    """Draw one round: nodes by depth from left to right, likeliest first, the accepted path and the bonus marked.
+
+    A node's fill is the draft's probability of its whole path (white 0, full colour 1). Trees of more than
+    `LABEL_LIMIT` nodes, or too many for the room on `ax`, show dots in place of token text.
+
+    Args:
+        record: the round.
+        tokenizer: gives the token texts, in printable form.
+        ax: where to draw; a figure that fits the tree is made when None.
+        title: in place of the sentence that counts nodes and accepted tokens.
+        legend: explain the marks below the drawing.
+        provenance: adds the line that says on what the round was decoded.
+    """
+    drawing = _arrange(record, tokenizer)
+    ax = theme.new_axes(ax, _figure_size(drawing))
+    _draw(ax, drawing, drawing.num_columns, drawing.num_lines)
+    heading = title if title is not None else round_title(record)
+    ax.set_title(theme.drawable(heading), loc="left", fontsize=theme.TITLE_PT, color=theme.BLACK, parse_math=False)
+    key = None
+    if legend:
+        key = ax.legend(handles=legend_handles(), loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=2, frameon=False,
+                        fontsize=theme.TICK_PT, borderaxespad=0.0, columnspacing=1.4, handletextpad=0.5)  # fmt: skip
+    if provenance is not None:
+        theme.add_caption(ax, provenance, below=key)
+    return ax
+
+
+def plot_rounds(
+    rounds: Sequence[RoundRecord], tokenizer: Tokenizer, *,
+    num_columns: int | None = None, width: float = 12.0, provenance: Mapping[str, Any] | None = None,
+) -> Figure:  # fmt: skip
+    """Draw several rounds as small multiples at one scale on a new figure, with one legend.
+
+    Args:
+        rounds: the rounds, in reading order.
+        tokenizer: gives the token texts.
+        num_columns: drawings side by side; None takes up to three, as many as leave the tokens readable.
+        width: of the figure, inches.
+        provenance: adds the line that says on what the rounds were decoded.
+    """
+    if not rounds:
+        raise ArgumentError("rounds", "at least one round", "none")
+    drawings = [_arrange(record, tokenizer) for record in rounds]
+    widest = max(drawing.num_columns for drawing in drawings)
+    if num_columns is None:
+        num_columns = _panels_side_by_side(drawings, width / widest)
+    starts = range(0, len(rounds), num_columns)
+    deepest = [max(drawing.num_lines for drawing in drawings[start : start + num_columns]) for start in starts]
+    figure = Figure(figsize=(width, 0.2 * sum(deepest) + 0.42 * len(starts) + 0.7), layout="constrained")
+    figure.set_facecolor("white")
+    panels = figure.subplots(len(starts), num_columns, squeeze=False, height_ratios=[lines + 0.6 for lines in deepest])
+    for ax in panels.flat[len(rounds) :]:
+        ax.set_axis_off()
+    for number, (record, drawing, ax) in enumerate(zip(rounds, drawings, panels.flat, strict=False)):
+        _draw(ax, drawing, widest, deepest[number // num_columns])
+        ax.set_title(round_title(record), loc="left", fontsize=theme.TICK_PT, color=theme.BLACK)
+    figure.legend(handles=legend_handles(), loc="outside upper left", ncols=4, frameon=False, fontsize=theme.LABEL_PT)
+    if provenance is not None:
+        figure.supxlabel(theme.drawable(theme.caption(provenance)), x=0.01, ha="left", fontsize=theme.CAPTION_PT,
+                         color=theme.GREY, parse_math=False)  # fmt: skip
+    return figure
+
+
+def round_title(record: RoundRecord) -> str:
+    """Say in a line what a round did."""
+    accepted, drafted = len(record.path) - 1, int(record.tree.num_nodes[0]) - 1
+    did = f"{accepted} of {drafted} accepted + bonus" if drafted else "nothing drafted, the bonus alone"
+    return f"Round {record.round}, position {record.anchor_position}: {did}"
+
+
+def legend_handles() -> list[Line2D]:
+    """Handles that explain the marks of `plot_draft_tree`."""
+    common: dict[str, Any] = {"linestyle": "none", "markersize": 9}
+    return [
+        Line2D([], [], marker="s", color=theme.BLACK, label="root: last committed token", **common),
+        Line2D([], [], marker="o", markerfacecolor=theme.mix(to_rgb(FILL), 0.6), markeredgecolor=theme.GREY,
+               label="drafted; darker = likelier path", **common),
+        Line2D([], [], marker="o", markerfacecolor="white", markeredgecolor=ACCEPTED, markeredgewidth=2.0,
+               label="accepted by the target", **common),
+        Line2D([], [], marker="s", markerfacecolor="white", markeredgecolor=BONUS, markeredgewidth=2.0,
+               label="bonus: what the target wanted next", **common),
+    ]  # fmt: skip
+
+
+def _arrange(record: RoundRecord, tokenizer: Tokenizer) -> _Drawing:
+    tree, last = record.tree, record.path[-1]
+    tokens = [*tree.token[0].tolist(), record.bonus]
+    parents = [*tree.parent[0].tolist(), last]
+    depths = tree.depth[0].tolist()
+    likelihood = tree.logp[0].tolist()
+    # The bonus stands below the children that the target passed over, or straight on where there are none.
+    order = [*(-value for value in likelihood), float("inf")]
+    return _Drawing(
+        parents, [*depths, depths[last] + 1], tidy_lines(parents, order),
+        [theme.drawable(tokenizer.token_text(int(token))) for token in tokens],
+        [*(exp(min(value, 0.0)) for value in likelihood), 0.0], tuple(record.path),
+    )  # fmt: skip
+
+
+def _figure_size(drawing: _Drawing) -> tuple[float, float]:
+    longest = min(max(map(len, drawing.labels)), 10)
+    line = 0.27 if drawing.num_lines <= 24 else 0.2
+    return max(drawing.num_columns * (0.42 + 0.09 * longest), 6.4), max(line * drawing.num_lines + 1.35, 2.0)
+
+
+def _panels_side_by_side(drawings: Sequence[_Drawing], column_inches: float) -> int:
+    """How many drawings, up to three, leave six characters (or the longest label) of 7 points in a column."""
+    longest = min(max(len(label) for drawing in drawings for label in drawing.labels), 6)
+    return max(1, min(3, int(72.0 * column_inches / (7.0 * (0.62 * longest + 2.2)))))
+
+
+def _draw(ax: Axes, drawing: _Drawing, num_columns: int, num_lines: int) -> None:
+    """Draw on a grid of `num_columns` by `num_lines`, which other drawings may share."""
+    ax.set_xlim(-0.6, num_columns - 0.4)
+    ax.set_ylim(-num_lines + 0.4, 0.6)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+    _draw_edges(ax, drawing)
+    font_size, num_chars = _label_room(ax, num_columns, num_lines)
+    too_narrow = num_chars < 3 and max(map(len, drawing.labels)) > num_chars
+    if font_size < _SMALLEST_PT or drawing.bonus > LABEL_LIMIT or too_narrow:
+        _draw_dots(ax, drawing)
+    else:
+        _draw_labels(ax, drawing, font_size, num_chars)
+
+
+def _label_room(ax: Axes, num_columns: int, num_lines: int) -> tuple[float, int]:
+    """Font size in points that keeps lines apart, and how many characters fit a column at that size."""
+    room = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
+    font_size = min(9.0, 72.0 * room.height / num_lines / 1.9)
+    column_pt = 72.0 * room.width / num_columns
+    return font_size, max(1, int((column_pt - 2.2 * font_size) / (0.62 * max(font_size, 1.0))))
+
+
+def _draw_edges(ax: Axes, drawing: _Drawing) -> None:
+    accepted = set(zip(drawing.path, drawing.path[1:], strict=False))
+    for row, parent in enumerate(drawing.parents):
+        if parent < 0:
+            continue
+        x0, x1 = drawing.columns[parent], drawing.columns[row]
+        y0, y1 = -drawing.lines[parent], -drawing.lines[row]
+        colour, width, layer = theme.GREY, 0.8, 1
+        style: str | tuple[float, tuple[float, float]] = "-"
+        if (parent, row) in accepted:
+            colour, width, layer = ACCEPTED, 2.2, 3
+        elif row == drawing.bonus:
+            colour, width, style, layer = BONUS, 1.6, (0, (2, 1.5)), 2
+        bend = x0 + 0.5
+        ax.plot([x0, bend, bend, x1], [y0, y0, y1, y1], color=colour, linewidth=width, linestyle=style, zorder=layer,
+                solid_joinstyle="round")  # fmt: skip
+
+
+def _node_style(drawing: _Drawing, row: int) -> tuple[Any, Any, float]:
+    """Fill, outline and outline width of a node."""
+    if row == drawing.bonus:
+        return "white", BONUS, 1.6
+    if row == 0:
+        return theme.BLACK, theme.BLACK, 1.0
+    fill = theme.mix(to_rgb(FILL), 0.05 + 0.85 * sqrt(drawing.probabilities[row]))
+    return (fill, ACCEPTED, 1.8) if row in drawing.path else (fill, theme.GREY, 0.6)
+
+
+def _draw_labels(ax: Axes, drawing: _Drawing, font_size: float, num_chars: int) -> None:
+    for row, label in enumerate(drawing.labels):
+        fill, outline, width = _node_style(drawing, row)
+        square = row in (0, drawing.bonus)
+        text = label if len(label) <= num_chars else label[: max(num_chars - 1, 1)] + "…"
+        ax.text(
+            drawing.columns[row], -drawing.lines[row], text, ha="center", va="center", fontsize=font_size, zorder=5,
+            color="white" if row == 0 else theme.BLACK, family=theme.MONO, parse_math=False, clip_on=True,
+            weight="bold" if row == drawing.bonus or row in drawing.path else "normal",
+            bbox={"boxstyle": f"{'square' if square else 'round'},pad=0.28", "facecolor": fill, "edgecolor": outline,
+                  "linewidth": width},
+        )  # fmt: skip
+
+
+def _draw_dots(ax: Axes, drawing: _Drawing) -> None:
+    special = {0, drawing.bonus, *drawing.path}
+    for row in range(len(drawing.parents)):
+        fill, outline, width = _node_style(drawing, row)
+        size = 7.0 if row in special else 2.0 + 4.0 * sqrt(drawing.probabilities[row])
+        ax.plot(drawing.columns[row], -drawing.lines[row], marker="s" if row in (0, drawing.bonus) else "o",
+                markersize=size, markerfacecolor=fill, markeredgecolor=outline, markeredgewidth=width,
+                zorder=5 if row in special else 4)  # fmt: skip
