@@ -121,8 +121,8 @@ def rows_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def samples_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row a sample, for comparisons that pair arms by prompt.
 
-    Returns: columns run_id, op, case, method, setting, budget, rows, metric, unit, value and prompt (its index), for rows
-        that hold their samples' prompts.
+    Returns: columns run_id, op, case, method, setting, budget, rows, metric, unit, value and prompt (its index), from
+        the rows that hold their samples' prompts.
     """
     lists = ["samples", "sample_prompts"]
     kept = ["run_id", "op", "case", "method", "setting", "budget", "rows", "metric", "unit", *lists]
