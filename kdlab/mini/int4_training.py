@@ -1,0 +1,37 @@
+"""INT4 in the training loop: the forward pass sees the weights as they will be stored, the gradient passes through."""
+
+import torch
+from torch import Tensor
+
+from kdlab.kernels.int4 import GROUP, pack_int4
+
+_LARGEST = 7  # symmetric: -8 stays unused, as in Kimi's own weights
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to INT4, symmetric, one bf16 scale a group of 32 inputs.
+
+    Args:
+        weight: [..., n] float, n a multiple of 32.
+
+    Returns:
+        values [..., n] float, whole numbers -7..7, and scale [..., n / 32] bf16.
+    """
+    groups = weight.float().unflatten(-1, (-1, GROUP))
+    scale = (groups.abs().amax(-1) / _LARGEST).clamp_min(1e-8).bfloat16()
+    values = (groups / scale[..., None].float()).round().clamp(-_LARGEST, _LARGEST)
+    return values.flatten(-2), scale
+
+
+def fake_quantize(weight: Tensor) -> Tensor:
+    """Return what `weight` [..., n] reads as after storing, in float32; the gradient is that of the identity."""
+    values, scale = quantize(weight.detach())
+    stored = values * scale.float().repeat_interleave(GROUP, dim=-1)
+    return weight + (stored - weight).detach()
+
+
+def packed(weight: Tensor) -> dict[str, Tensor]:
+    """Return the three tensors that `pack-quantized` stores for one matrix [out, in]."""
+    values, scale = quantize(weight)
+    shape = torch.tensor(list(weight.shape), dtype=torch.int32)
+    return {"weight_packed": pack_int4(values.int()), "weight_scale": scale, "weight_shape": shape}
