@@ -60,7 +60,7 @@ def _add_doctor(verbs: Any) -> None:
 def _add_generate(verbs: Any) -> None:
     examples = """
         kdlab generate data/prompts/tiny.jsonl --limit 2
-        kdlab generate --prompt "The sum of two and three is" --method ar --max-new-tokens 32
+        kdlab generate --prompt "the dog meets the cat at the " --method ar --max-new-tokens 32
         kdlab generate data/prompts/tiny.jsonl --budget 15 --temperature 0.6 --seed 7 --json
         kdlab generate data/prompts/tiny.jsonl --method chain --budget 7 -o run.parquet
     """
