@@ -32,11 +32,11 @@ def test_summary_refuses_nothing_and_what_is_no_number(samples):
 
 
 def test_a_row_takes_its_facts_from_the_provenance():
-    provenance = run_provenance(streams=1, graph="eager", temperature=0.5, dtype="float32")
+    provenance = run_provenance(streams=1, graph="eager", temperature=0.5, dtype="float32") | {"git_commit": "c" * 40}
     (got,) = rows_frame([row(provenance=provenance, value=2.0, case={"b": 1, "a": 2})]).to_dict("records")
     assert got["case"] == '{"a": 2, "b": 1}'
     assert (got["value"], got["unit"], got["n"]) == (2.0, "us", 1)
-    assert (got["run_id"], got["commit"]) == (provenance["run_id"], provenance["git_commit"])
+    assert (got["run_id"], got["commit"]) == (provenance["run_id"], "c" * 40)
     assert (got["graph"], got["temperature"], got["streams"]) == ("eager", 0.5, 1)
     assert json.loads(got["provenance"]) == provenance
     assert pd.isna(got["median"])
