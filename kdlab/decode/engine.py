@@ -123,7 +123,7 @@ class Engine:
         self._cache.commit(self._start, path)
         if self._context is not None and output.taps is not None:
             rows = path.clamp(min=0).long()[..., None].expand(-1, -1, output.taps.shape[-1])
-            self.pair.drafter.extend(self._context, output.taps.gather(1, rows), self._start, count)
+            self.pair.extend_context(self._context, output.taps.gather(1, rows), self._start, count)
         self._start = self._start + count
         self._anchor = torch.where(running, acceptance.bonus, self._anchor)
 
@@ -218,6 +218,6 @@ def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftCon
         taps = () if context is None else pair.taps
         output = pair.target(chunk, positions, cache, start, mask, taps=taps)
         if context is not None:
-            pair.drafter.extend(context, output.taps, start, torch.tensor([size], device=token_ids.device))
+            pair.extend_context(context, output.taps, start, torch.tensor([size], device=token_ids.device))
         hidden = output.hidden
     return hidden
