@@ -175,7 +175,8 @@ class Engine:
         for slot, prompt in enumerate(self._prompt.tolist()):
             if prompt >= 0 and not self.transcripts[prompt].done:
                 continue
-            self._prompt[slot] = -1
+            # A prompt may end with its first token: the slot then holds fewer rows than the one before it used.
+            self._prompt[slot], self._start[slot] = -1, 0
             while self._waiting and self._prompt[slot] < 0:
                 self._admit(slot, self._waiting.pop(0))
 
