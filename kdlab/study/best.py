@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.bootstrap import check_level, percentile_interval, ratio, resample_counts
 from kdlab.study.compare import check_table
-from kdlab.study.cost import CostTable, arm_cost, check_halves
+from kdlab.study.cost import CostTable, RoundMs, arm_cost, check_halves
 
 TREES = ("ddtree",)
 CONTROLS = ("ar", "chain", "adaptive_chain")
@@ -161,13 +162,14 @@ def _held_out(arms: _Arms) -> float:
 def _collect(table: pd.DataFrame, cost: CostTable, interpolate: bool) -> _Arms:
     """Gather tokens and times of every arm with a known time, prompts in one order."""
     prompts: list[object] | None = None
+    round_ms = cache(partial(cost.round_ms, interpolate=interpolate))
     found = []
     for (method, setting), unsorted in table.groupby(["method", "setting"], sort=False):
         group = unsorted.sort_values("prompt")
         prompts = group["prompt"].tolist() if prompts is None else prompts
         if group["prompt"].tolist() != prompts:
             raise ComparisonError(f"prompt: {method} {setting:g} has other prompts than the arms before it")
-        costs = [_prompt_cost(cost, row, interpolate) for row in group.to_dict("records")]
+        costs = [_prompt_cost(round_ms, row) for row in group.to_dict("records")]
         sources = {source for _, source in costs}
         if "none" not in sources:
             source = "interpolated" if "interpolated" in sources else "measured"
@@ -183,9 +185,9 @@ def _collect(table: pd.DataFrame, cost: CostTable, interpolate: bool) -> _Arms:
     return result
 
 
-def _prompt_cost(cost: CostTable, row: dict[Any, Any], interpolate: bool) -> tuple[float, str]:
+def _prompt_cost(round_ms: RoundMs, row: dict[Any, Any]) -> tuple[float, str]:
     """Milliseconds of all rounds of one prompt under one arm, and the source of the times."""
     if not row["num_rounds"]:
         return 0.0, "measured"
-    median, _, _, source = arm_cost(cost, row["method"], row["setting"], Counter(row["round_rows"]), interpolate)
+    median, _, _, source = arm_cost(round_ms, row["method"], row["setting"], Counter(row["round_rows"]))
     return median * row["num_rounds"], source
