@@ -156,7 +156,7 @@ def test_moe_layer_freq():
         ({"quantization_config": int4("config_groups.group_0.weights.symmetric", False)}, "symmetric"),
         ({"quantization_config": int4("config_groups.group_0.weights.group_size", 128)}, "group_size"),
         ({"quantization_config": int4("config_groups.group_0.weights.actorder", "group")}, "actorder"),
-        ({"quantization_config": int4("config_groups.group_0.input_activations", {"num_bits": 8})}, "input_activations"),
+        ({"quantization_config": int4("config_groups.group_0.input_activations", {"num_bits": 8})}, "input_act"),
         ({"quantization_config": int4("config_groups.group_1", {})}, "config_groups"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method: expected 'compressed-tensors', got 'fp8'"),
     ],

@@ -64,11 +64,14 @@ def visible_keys(
 
     Returns:
         Keys over T rows: the longest prefix + N on the CPU, the whole block table on a GPU (no synchronisation).
+
+    Raises:
+        ArgumentError: a visible row lies outside the block table (checked on the CPU).
     """
     check_shape("mask", mask, ["S", mask.shape[-1], mask.shape[-1]])
     num_rows, device = mask.shape[1], mask.device
     everything = block_table.shape[1] * page_size
-    num_keys = min(int(prefix_len.max()) + num_rows, everything) if device.type == "cpu" else everything
+    num_keys = int(prefix_len.max()) + num_rows if device.type == "cpu" else everything
     index = torch.arange(num_keys, device=device)
     behind = index - prefix_len.long()[:, None]
     in_tree = ((behind >= 0) & (behind < num_rows))[:, None]
