@@ -111,3 +111,23 @@ def test_selector_tensors_are_refused(directory):
     extra = {"candidate_selector.hidden_projection.weight": torch.ones(1)}
     with pytest.raises(ConfigError, match=r"DFlash2.*candidate_selector"):
         load(directory(lambda tensors: tensors | extra))
+
+
+def test_the_published_k26_drafter_has_this_many_tensors_and_values():
+    published = {
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 163840,
+        "num_target_layers": 61,
+        "layer_types": None,
+        "dflash_config": {"target_layer_ids": [1, 12, 24, 35, 47, 58], "mask_token_id": 163838},
+    }
+    drafter = Drafter(DrafterConfig.from_dict(tiny_config(**published)), dtype=torch.bfloat16, device="meta")
+    views = drafter.views()
+    assert len(views) == 69
+    assert sum(view.numel() for view in views.values()) == 3_479_277_056
+    assert list(views["layers.5.self_attn.k_proj.weight"].shape) == [1024, 7168]
