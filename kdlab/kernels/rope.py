@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies, cos and sin at given positions, and the rotation in both pair layouts."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,9 +47,15 @@ def rope_tables(positions: Tensor, rope: RopeConfig, device: torch.device | str 
     Returns:
         Two tensors [..., R/2] f32; the angles are formed in float64, as positions reach 262,143.
     """
-    where = positions.device if device is None else device
-    angles = positions.to(where, torch.float64)[..., None] * inverse_frequencies(rope).to(where)
+    where = positions.device if device is None else torch.device(device)
+    angles = positions.to(where, torch.float64)[..., None] * _frequencies_on(rope, where)
     return (angles.cos() * rope.amplitude).float(), (angles.sin() * rope.amplitude).float()
+
+
+@lru_cache(maxsize=64)
+def _frequencies_on(rope: RopeConfig, device: torch.device) -> Tensor:
+    # Every forward asks: made once, a GPU forward needs no copy from the host. Nobody writes to it.
+    return inverse_frequencies(rope).to(device)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

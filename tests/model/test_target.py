@@ -49,6 +49,20 @@ def test_tied_head_equals_transformers(tmp_path):
         assert_close(logits_of(ours, tokens, [9]), model(tokens).logits, atol=1e-4, rtol=0)
 
 
+def test_latent_norm_epsilon_is_1e_6_unless_asked_otherwise(tmp_path):
+    model = reference_model(seed=3)
+    with torch.no_grad():  # rows so small that the epsilon of the latent norms decides their size
+        for layer in model.model.layers:
+            layer.self_attn.q_a_proj.weight *= 1e-3
+            layer.self_attn.kv_a_proj_with_mqa.weight *= 1e-3
+    tokens = torch.arange(20)[None]
+    default, other = saved(model, tmp_path), saved(model, tmp_path, latent_norm_eps=1e-5)
+    with torch.no_grad():
+        expected = model(tokens).logits
+    assert_close(logits_of(default, tokens, [20]), expected, atol=1e-4, rtol=0)
+    assert (logits_of(other, tokens, [20]) - expected).abs().max() > 1e-2
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return saved(reference_model(seed=5), tmp_path_factory.mktemp("target"), dtype=torch.float64)
