@@ -62,7 +62,7 @@ $(VENV)/made-from-%:
 	rm -rf $(VENV); \
 	"$$python" -m venv $(VENV) || { echo "no virtual environment could be made (on Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar off -r $(LOCK) 2>&1 \
-	| tee $(VENV)/install.log | awk -f .ci/show-install.awk
+	| tee $(VENV)/install.log | bash .ci/show-install
 	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 2>&1 | tee -a $(VENV)/install.log | { grep ^ERROR || true; }
 	@touch $(VENV)/made-from-$$((cat $(LOCK) pyproject.toml; echo "$(CURDIR)yes") | sha256sum | cut -c1-16)
 	@echo "Installed."

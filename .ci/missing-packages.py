@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 (any interpreter may run this)
     sys.exit(f"kdlab needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}")
 
 import tomllib
