@@ -91,6 +91,7 @@ def own_keys(mask: Tensor, *, num_heads: int, dtype: torch.dtype) -> Keys:
 
 def _bias(visible: Tensor, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     empty = ~visible.any(-1)
+    # An empty row may see everything here and is zeroed after: all -inf would send NaN into the gradients.
     hidden = ~(visible | empty[..., None])
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
     known_full = empty.device.type == "cpu" and not bool(empty.any())

@@ -239,6 +239,20 @@ def test_gradients_reach_every_weight_without_a_cache(target):
     assert without == {f"layers.{layer}.mlp.router.bias" for layer in config.moe_layers}
 
 
+def test_a_padded_row_leaves_gradients_finite():
+    config = tiny_pair().target.config
+    trained = Target(config)
+    with torch.no_grad():
+        for name, view in trained.views().items():
+            view.copy_(tiny_pair().target.views()[name])
+    trained.requires_grad_()
+    mask = triangle(1, 6)
+    mask[0, 4:] = False
+    out = trained(torch.arange(6)[None], torch.arange(6)[None], None, torch.tensor([0]), mask)
+    trained.head(out.hidden[:, :4]).logsumexp(-1).sum().backward()
+    assert all(p.grad.isfinite().all() for p in trained.parameters() if p.grad is not None)
+
+
 def test_wrong_arguments_are_named(target):
     cache, mask, one = new_cache(target, max_rows=64), triangle(1, 2), torch.tensor([0])
     tokens, positions = torch.tensor([[3, 4]]), torch.tensor([[0, 1]])
