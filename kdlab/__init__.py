@@ -21,7 +21,7 @@ _NAMES = {
     "load_field": "kdlab.decode",
 }
 
-__all__ = ["__version__", *_ROOMS, *_NAMES]  # noqa: PLE0604 (names resolved on first use)
+__all__ = ["__version__", *_ROOMS, *_NAMES]
 
 
 def __getattr__(name: str) -> Any:

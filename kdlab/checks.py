@@ -1,7 +1,8 @@
 """Argument checks, and the dimension letters that every docstring uses.
 
-S streams · N tree rows (root included) · B budget = N - 1 · L depth limit (draft positions) · K draft top-k · V vocabulary ·
-D hidden width · H heads · C latent width (kv_lora_rank) · R rope width · T rows of a flat batch · E experts · b block size.
+S streams · N tree rows (root included) · B budget = N - 1 · L depth limit (draft positions) · K draft top-k ·
+V vocabulary · D hidden width · H heads · C latent width (kv_lora_rank) · R rope width · T rows of a flat batch ·
+E experts · b block size.
 """
 
 from collections.abc import Sequence

@@ -112,7 +112,7 @@ def _kind(rope: Fields) -> str:
     if kind is not None and legacy is not None and kind != legacy:
         raise rope.fail("type", f"rope_type's value {kind!r}", legacy)
     chosen = kind or legacy
-    if chosen is None and "factor" in rope.values:
+    if chosen is None and rope.get("factor", None) is not None:
         raise rope.fail("rope_type", " or ".join(map(repr, allowed)), "nothing")
     return chosen or "default"
 
@@ -130,9 +130,9 @@ def _amplitude(rope: Fields, kind: str) -> float:
     if given is not None:
         return given
     factor = _stretch(rope)
-    mscale, all_dim = rope.number("mscale", 0.0, positive=False), rope.number("mscale_all_dim", 0.0, positive=False)
+    mscale, all_dim = rope.number("mscale", None, positive=False), rope.number("mscale_all_dim", 0.0, positive=False)
     if kind == "deepseek_yarn":
-        return yarn_mscale(factor, mscale if "mscale" in rope.values else 1.0) / yarn_mscale(factor, all_dim)
+        return yarn_mscale(factor, 1.0 if mscale is None else mscale) / yarn_mscale(factor, all_dim)
     if mscale and all_dim:
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return yarn_mscale(factor, 1.0)

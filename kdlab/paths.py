@@ -16,8 +16,9 @@ def bundled_pair(name: str) -> tuple[Path, Path]:
     Raises: ArgumentError when the name is unknown, or when the package runs without its repository's `data/`.
     """
     if name not in BUNDLED_PAIRS:
-        raise ArgumentError("target", f"a directory, or a shipped pair ({', '.join(sorted(BUNDLED_PAIRS))})", repr(name))
+        shipped = ", ".join(sorted(BUNDLED_PAIRS))
+        raise ArgumentError("target", f"a directory, or a shipped pair ({shipped})", repr(name))
     root = BUNDLED_PAIRS[name]
     if not root.is_dir():
-        raise ArgumentError("target", f"the shipped pair in {root} (kdlab runs from a clone of its repository)", repr(name))
+        raise ArgumentError("target", f"{root} (kdlab runs from a clone of its repository)", repr(name))
     return root / "target", root / "drafter"

@@ -108,7 +108,8 @@ def test_no_rows(tmp_path):
     assert read_table(tmp_path / "p", V2)[0].num_rows == 0
 
 
-def test_list_columns_keep_every_shape(rng=np.random.default_rng(0)):
+def test_list_columns_keep_every_shape():
+    rng = np.random.default_rng(0)
     shapes = [(3, 4, 2), None, (3, 1, 2), (1, 5, 3), (0, 0, 0)]
     arrays = [None if s is None else rng.integers(-9, 9, s).astype(np.int16) for s in shapes]
     column = pa.chunked_array([to_list_column(arrays, np.int16, 3)])

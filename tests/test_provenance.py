@@ -175,7 +175,7 @@ class FakeNvml:
     nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: 1000 * kind + len(handle))
 
     @classmethod
-    def nvmlDeviceGetTemperature(cls, *_):  # noqa: N802 (NVML's own name)
+    def nvmlDeviceGetTemperature(cls, *_):
         raise cls.NVMLError("not supported here")
 
 

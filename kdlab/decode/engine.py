@@ -123,7 +123,7 @@ class Engine:
         self._cache.commit(self._start, path)
         if self._context is not None and output.taps is not None:
             rows = path.clamp(min=0).long()[..., None].expand(-1, -1, output.taps.shape[-1])
-            self.pair.drafter.extend(self._context, output.taps.gather(1, rows), self._start, count)
+            self.pair.extend_context(self._context, output.taps.gather(1, rows), self._start, count)
         self._start = self._start + count
         self._anchor = torch.where(running, acceptance.bonus, self._anchor)
 
@@ -175,7 +175,8 @@ class Engine:
         for slot, prompt in enumerate(self._prompt.tolist()):
             if prompt >= 0 and not self.transcripts[prompt].done:
                 continue
-            self._prompt[slot] = -1
+            # A prompt may end with its first token: the slot then holds fewer rows than the one before it used.
+            self._prompt[slot], self._start[slot] = -1, 0
             while self._waiting and self._prompt[slot] < 0:
                 self._admit(slot, self._waiting.pop(0))
 
@@ -218,6 +219,6 @@ def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftCon
         taps = () if context is None else pair.taps
         output = pair.target(chunk, positions, cache, start, mask, taps=taps)
         if context is not None:
-            pair.drafter.extend(context, output.taps, start, torch.tensor([size], device=token_ids.device))
+            pair.extend_context(context, output.taps, start, torch.tensor([size], device=token_ids.device))
         hidden = output.hidden
     return hidden

@@ -18,7 +18,7 @@ class PromptField:
         tail_ids: [L + 1] int32, the target's tokens past the cut.
         num_starts: rounds may start at positions 0..num_starts-1: T at a cap, T - 1 when the last token is a stop.
         token_ids: [T, L, K] int32, the drafter's top K tokens of each of its L slots, ranked.
-        log_probs: [T, L, K] float32, their log-probabilities in nats at temperature 1, descending; NaN rows are unusable.
+        log_probs: [T, L, K] float32, their log-probabilities, nats at temperature 1, descending; NaN rows are unusable.
         next_log_prob: [T, L] float32, the draft's log-probability of the token the target wrote at p + 1 + l.
         next_rank: [T, L] int32, 0-based rank of that token in the draft's whole vocabulary.
     """

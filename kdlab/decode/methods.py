@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -59,17 +60,10 @@ def make_method(
         return Method(name, 0, None, 0, None)
     if name == "chain":
         length = min(budget, depth_limit)
-        return Method(name, length, None, top_k or 1, lambda lp, ids: build_chain(lp, ids, length, vocab_size=vocab_size))
-    candidates = top_k or max(1, min(budget if width is None else width, vocab_size))
+        return Method(name, length, None, top_k or 1, partial(build_chain, length=length, vocab_size=vocab_size))
     if width is None:
-        return Method(
-            name, budget, None, candidates, lambda lp, ids: build_best_first(lp, ids, budget, vocab_size=vocab_size)
-        )
-    beam_width, budget = width, min(budget, width * depth_limit)
-    return Method(
-        name,
-        budget,
-        width,
-        candidates,
-        lambda lp, ids: build_beam(lp, ids, beam_width, budget, vocab_size=vocab_size),
-    )
+        candidates = top_k or max(1, min(budget, vocab_size))
+        return Method(name, budget, None, candidates, partial(build_best_first, budget=budget, vocab_size=vocab_size))
+    budget, candidates = min(budget, width * depth_limit), top_k or min(width, vocab_size)
+    builder = partial(build_beam, width=width, budget=budget, vocab_size=vocab_size)
+    return Method(name, budget, width, candidates, builder)

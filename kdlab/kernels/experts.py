@@ -22,7 +22,7 @@ class ExpertWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseExperts:
-    """Experts in a float dtype."""
+    """Experts in the rows' own dtype."""
 
     gate_up: Tensor  # [E, 2 * I, D] float, gate rows first
     down: Tensor  # [E, D, I] float
@@ -34,7 +34,7 @@ class DenseExperts:
 
     def matrices(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return gate over up [2 * I, D] and down [D, I] of one expert."""
-        return self.gate_up[expert].to(dtype), self.down[expert].to(dtype)
+        return self.gate_up[expert], self.down[expert]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,11 @@ def draft_topk(logits: Tensor, k: int) -> TopK:
 def target_sample(
     logits: Tensor, *, temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
 ) -> Tensor:
-    """Draw the target's token at every row: argmax, or at temperature > 0 argmax(log p / T + Gumbel) over the top-p set.
+    """Draw the target's token at every row.
 
-    The noise is keyed by (seed, stream, position, token id), so a position gets the same token whatever the tree,
-    the batch or the rank that draws it. The top-p set is the smallest that reaches mass top_p at that temperature.
+    Greedy is the argmax; at temperature T > 0 it is argmax(log p / T + Gumbel noise) over the top-p set. The noise is
+    keyed by (seed, stream, position, token id), so a position gets the same token whatever the tree, the batch or the
+    rank that draws it. The top-p set is the smallest that reaches mass top_p at that temperature.
 
     Args:
         logits: [S, N, V] any float dtype.

@@ -18,7 +18,7 @@ class Keys:
 
     rows: Tensor | None  # [S, T] i64, row of each key in pages.flatten(0, 1); None: the keys are the N rows themselves
     bias: Tensor  # [S, N * H, T] float, 0 where the row sees the key, else -inf; 0 throughout for an empty row
-    empty: Tensor  # [S, N] bool, the row sees no key at all
+    empty: Tensor | None  # [S, N] bool, the row sees no key at all; None where the CPU found that there is no such row
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -64,11 +64,14 @@ def visible_keys(
 
     Returns:
         Keys over T rows: the longest prefix + N on the CPU, the whole block table on a GPU (no synchronisation).
+
+    Raises:
+        ArgumentError: a visible row lies outside the block table (checked on the CPU).
     """
     check_shape("mask", mask, ["S", mask.shape[-1], mask.shape[-1]])
     num_rows, device = mask.shape[1], mask.device
     everything = block_table.shape[1] * page_size
-    num_keys = min(int(prefix_len.max()) + num_rows, everything) if device.type == "cpu" else everything
+    num_keys = int(prefix_len.max()) + num_rows if device.type == "cpu" else everything
     index = torch.arange(num_keys, device=device)
     behind = index - prefix_len.long()[:, None]
     in_tree = ((behind >= 0) & (behind < num_rows))[:, None]
@@ -86,11 +89,13 @@ def own_keys(mask: Tensor, *, num_heads: int, dtype: torch.dtype) -> Keys:
     return Keys(None, *_bias(mask, num_heads, dtype))
 
 
-def _bias(visible: Tensor, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _bias(visible: Tensor, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     empty = ~visible.any(-1)
+    # An empty row may see everything here and is zeroed after: all -inf would send NaN into the gradients.
     hidden = ~(visible | empty[..., None])
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
-    return bias.repeat_interleave(num_heads, dim=1), empty
+    known_full = empty.device.type == "cpu" and not bool(empty.any())
+    return bias.repeat_interleave(num_heads, dim=1), None if known_full else empty
 
 
 def attend(q: Tensor, kv: Tensor, keys: Keys, scale: float, latent_dim: int) -> tuple[Tensor, Tensor]:
@@ -114,4 +119,6 @@ def attend(q: Tensor, kv: Tensor, keys: Keys, scale: float, latent_dim: int) -> 
     scores = torch.baddbmm(keys.bias, queries, kv.transpose(1, 2), alpha=scale)
     o = torch.bmm(scores.softmax(-1), kv[..., :latent_dim])
     o = o.view(num_streams, num_rows, num_heads, latent_dim)
-    return o.masked_fill(keys.empty[..., None, None], 0).to(q.dtype), scores
+    if keys.empty is not None:
+        o = o.masked_fill(keys.empty[..., None, None], 0)
+    return o.to(q.dtype), scores

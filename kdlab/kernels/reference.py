@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., D] in x's dtype: the mean in float32 (float64 for float64), rounded to x's dtype before the weight.
     """
     wide = x.to(compute_dtype(x.dtype))
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    return F.rms_norm(wide, wide.shape[-1:], None, eps).to(x.dtype) * weight
 
 
 def verify_attention(
@@ -71,7 +71,9 @@ def verify_attention(
         block_table, prefix_len, mask, page_size=pages.shape[1], num_heads=num_heads, dtype=dtype
     )
     o, scores = attend(q, pages.flatten(0, 1)[keys.rows], keys, scale, latent_dim)
-    lse = scores.logsumexp(-1).view(q.shape[:3]).masked_fill(keys.empty[..., None], -torch.inf)
+    lse = scores.logsumexp(-1).view(q.shape[:3])
+    if keys.empty is not None:
+        lse = lse.masked_fill(keys.empty[..., None], -torch.inf)
     return o, lse.float()
 
 
@@ -94,9 +96,8 @@ def moe_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: ExpertW
     flat = expert_ids.flatten().long()
     order = flat.argsort(stable=True)
     counts = flat.bincount(minlength=experts.num_experts).tolist()
-    touched = [expert for expert, count in enumerate(counts) if count]
-    matrices = [experts.matrices(expert, x.dtype) for expert in touched]
-    sizes = [counts[expert] for expert in touched]
+    matrices = [experts.matrices(expert, x.dtype) for expert, count in enumerate(counts) if count]
+    sizes = [count for count in counts if count]
     groups = x[order // top_k].split(sizes)
     gate, up = torch.cat([F.linear(g, m[0]) for g, m in zip(groups, matrices, strict=True)]).chunk(2, dim=-1)
     hidden = (F.silu(gate) * up).split(sizes)

@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies, cos and sin at given positions, and the rotation in both pair layouts."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,9 +47,15 @@ def rope_tables(positions: Tensor, rope: RopeConfig, device: torch.device | str 
     Returns:
         Two tensors [..., R/2] f32; the angles are formed in float64, as positions reach 262,143.
     """
-    where = positions.device if device is None else device
-    angles = positions.to(where, torch.float64)[..., None] * inverse_frequencies(rope).to(where)
+    where = positions.device if device is None else torch.device(device)
+    angles = positions.to(where, torch.float64)[..., None] * _frequencies_on(rope, where)
     return (angles.cos() * rope.amplitude).float(), (angles.sin() * rope.amplitude).float()
+
+
+@lru_cache(maxsize=64)
+def _frequencies_on(rope: RopeConfig, device: torch.device) -> Tensor:
+    # Every forward asks: made once, a GPU forward needs no copy from the host. Nobody writes to it.
+    return inverse_frequencies(rope).to(device)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -63,7 +70,26 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     Returns:
         [..., R] in x's dtype; the products are formed in the wider of x's dtype and the tables'.
     """
-    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    joined = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-    return joined.to(x.dtype)
+    return rotate(x, pair_tables(cos, sin, interleaved), interleaved)
+
+
+def pair_tables(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return cos and (-sin, sin) as the pairs of `rotate` lie: [..., R/2, 2] where interleaved, else [..., 2, R/2]."""
+    axis = -1 if interleaved else -2
+    return torch.stack([cos, cos], dim=axis), torch.stack([-sin, sin], dim=axis)
+
+
+def rotate(x: Tensor, tables: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+    """Do what `apply_rope` does, with tables that serve many calls.
+
+    Args:
+        x: [..., R] float.
+        tables: of `pair_tables`, broadcastable to x's leading axes.
+        interleaved: see `apply_rope`.
+
+    Returns:
+        [..., R] in x's dtype.
+    """
+    pairs = x.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    turned = pairs * tables[0] + pairs.flip(-1 if interleaved else -2) * tables[1]
+    return turned.flatten(-2).to(x.dtype)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from kdlab.config import TargetConfig
 from kdlab.kernels.mla import Keys, attend, own_keys
 from kdlab.kernels.reference import compute_dtype, rms_norm
-from kdlab.kernels.rope import apply_rope, rope_tables
+from kdlab.kernels.rope import pair_tables, rope_tables, rotate
 from kdlab.model.cache import LatentCache
 from kdlab.model.layers import weight
 
@@ -18,11 +18,11 @@ from kdlab.model.layers import weight
 class AttentionPlan:
     """What one forward prepares for the attention of all layers.
 
-    `cos` and `sin` are [S, N, R / 2] f32, `slots` [S, N] i64 where the rows go in the cache (None without a cache).
+    `rope` holds the tables of `rotate` for T = S * N rows of one head, `slots` [S, N] i64 says where the rows go in the
+    cache (None without a cache).
     """
 
-    cos: Tensor
-    sin: Tensor
+    rope: tuple[Tensor, Tensor]
     keys: Keys
     cache: LatentCache | None
     slots: Tensor | None
@@ -32,12 +32,12 @@ def plan_attention(
     config: TargetConfig, positions: Tensor, cache: LatentCache | None, start: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> AttentionPlan:
     """Prepare rope, keys and cache slots of one forward; the arguments are those of `Target.forward`."""
-    cos, sin = rope_tables(positions, config.rope)
+    cos, sin = rope_tables(positions.flatten()[:, None], config.rope)
+    rope = pair_tables(cos, sin, config.rope_interleave)
     heads = config.num_attention_heads
     if cache is None:
-        return AttentionPlan(cos, sin, own_keys(mask, num_heads=heads, dtype=compute_dtype(dtype)), None, None)
-    slots = cache.slots(start, mask.shape[1])
-    return AttentionPlan(cos, sin, cache.keys(start, mask, heads), cache, slots)
+        return AttentionPlan(rope, own_keys(mask, num_heads=heads, dtype=compute_dtype(dtype)), None, None)
+    return AttentionPlan(rope, cache.keys(start, mask, heads), cache, cache.slots(start, mask.shape[1]))
 
 
 class LatentAttention(nn.Module):
@@ -85,23 +85,26 @@ class LatentAttention(nn.Module):
         }
 
     def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """Attend rows x [S, N, D], already normed; their latent rows are written to the plan's cache.
+        """Attend rows x [T, D], already normed, T = S * N; their latent rows are written to the plan's cache.
 
         Returns:
-            [S, N, D] in x's dtype.
+            [T, D] in x's dtype.
         """
         config, latent_dim = self.config, self.config.kv_lora_rank
         key_up, value_up = self.kv_b.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
         q_nope, q_rope, rows = self._project(x, plan)
-        q = torch.cat([torch.einsum("snhd,hdc->snhc", q_nope, key_up), q_rope], dim=-1)
+        q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
+        q = torch.cat([q_latent, q_rope], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
+        rows = rows.view(q.shape[0], q.shape[1], -1)
         if plan.cache is not None and plan.slots is not None and plan.keys.rows is not None:
             plan.cache.write_slots(self.layer, rows, plan.slots)
             rows = plan.cache.read_slots(self.layer, plan.keys.rows)
         o, _ = attend(q, rows, plan.keys, config.softmax_scale, latent_dim)
-        return F.linear(torch.einsum("snhc,hvc->snhv", o, value_up).flatten(2), self.o)
+        heads = torch.bmm(o.flatten(0, 1).transpose(0, 1), value_up.transpose(1, 2))
+        return F.linear(heads.transpose(0, 1).flatten(1), self.o)
 
     def _project(self, x: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q without rope [S, N, H, nope], rotated q [S, N, H, R] and the cache rows [S, N, C + R]."""
+        """Return q without rope [T, H, nope], rotated q [T, H, R] and the cache rows [T, C + R]."""
         config = self.config
         q, latent, k_rope = F.linear(x, self.qkv_a).split(self.down_widths, dim=-1)
         if self.q_b is not None and self.q_norm is not None:
@@ -109,7 +112,6 @@ class LatentAttention(nn.Module):
         q = q.unflatten(-1, (config.num_attention_heads, -1))
         q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         # The shared key rides along as one more head, so that one rotation serves both.
-        both = torch.cat([q_rope, k_rope[:, :, None]], dim=2)
-        both = apply_rope(both, plan.cos[:, :, None], plan.sin[:, :, None], config.rope_interleave)
+        both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
         latent = rms_norm(latent, self.kv_norm, config.latent_norm_eps)
-        return q_nope, both[:, :, :-1], torch.cat([latent, both[:, :, -1]], dim=-1)
+        return q_nope, both[:, :-1], torch.cat([latent, both[:, -1]], dim=-1)

@@ -48,6 +48,10 @@ class LatentCache:
         """Rows that a stream may hold."""
         return self.block_table.shape[1] * PAGE_SIZE
 
+    def slot(self, index: int) -> "LatentCache":
+        """Return the one stream `index` as a cache of its own that shares this one's pages."""
+        return LatentCache(self.pages, self.block_table[index : index + 1])
+
     def slots(self, start: Tensor, num_rows: int) -> Tensor:
         """Return where rows start..start + num_rows - 1 of each stream stand in `pages.flatten(1, 2)`, [S, N] i64."""
         index = start.long()[:, None] + torch.arange(num_rows, device=start.device)

@@ -118,7 +118,7 @@ def _attend(queries: Tensor, past: tuple[Tensor, Tensor], block: tuple[Tensor, T
     num_streams, width, num_heads, head_dim = queries.shape
     num_contexts, num_past, kv_heads, _ = past[0].shape
     shape = (num_contexts, num_streams // num_contexts, width, kv_heads, num_heads // kv_heads, head_dim)
-    q = queries.to(wide).view(shape).permute(0, 3, 1, 4, 2, 5) * head_dim**-0.5  # [C, G, m, H/G, b, d]
+    q = (queries.to(wide) * head_dim**-0.5).view(shape).permute(0, 3, 1, 4, 2, 5).contiguous()  # [C, G, m, H/G, b, d]
     past_k, past_v = (rows.to(wide).transpose(1, 2) for rows in past)  # [C, G, n, d]
     block_k, block_v = (
         rows.to(wide).view(*shape[:4], head_dim).permute(0, 3, 1, 2, 4) for rows in block

@@ -123,13 +123,11 @@ class MixtureOfExperts(nn.Module):
         return found if self.shared is None else found | prefixed("shared_experts.", self.shared)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map rows x [S, N, D], already normed.
+        """Map rows x [T, D], already normed.
 
         Returns:
-            [S, N, D] in x's dtype, and the expert ids [S, N, k] i64.
+            [T, D] in x's dtype, and the expert ids [T, k] i64.
         """
-        flat = x.flatten(0, 1)
-        expert_ids, weights = self.router(flat)
-        out = moe_experts(flat, expert_ids, weights, self.routed.experts).view_as(x)
-        out = out if self.shared is None else out + self.shared(x)
-        return out, expert_ids.view(*x.shape[:2], -1)
+        expert_ids, weights = self.router(x)
+        out = moe_experts(x, expert_ids, weights, self.routed.experts)
+        return out if self.shared is None else out + self.shared(x), expert_ids

@@ -145,7 +145,10 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
         ArgumentError: the text cannot be encoded, or an id lies outside the vocabulary.
     """
     if prompt.token_ids is None:
-        return tokenizer.encode(prompt.text or "")
+        try:
+            return tokenizer.encode(prompt.text or "")
+        except ArgumentError as error:
+            raise ArgumentError(f"prompt {prompt.id!r}: {error.argument}", error.expected, error.got) from error
     for token in prompt.token_ids:
         check_int(f"prompt {prompt.id!r}: token id", token, minimum=0, maximum=tokenizer.vocab_size - 1)
     return list(prompt.token_ids)

@@ -52,7 +52,7 @@ class DecoderLayer(nn.Module):
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
     def forward(self, x: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor | None]:
-        """Map the residual stream x [S, N, D]; also return the expert ids [S, N, k] of a MoE layer."""
+        """Map the residual stream x [T, D], T = S * N; also return the expert ids [T, k] of a MoE layer."""
         x = x + self.attention(rms_norm(x, self.input_norm, self.eps), plan)
         out = self.mlp(rms_norm(x, self.post_norm, self.eps))
         if isinstance(out, tuple):
@@ -152,7 +152,7 @@ class Target(nn.Module):
         """
         self._check(tokens, positions, start, mask, taps)
         tokens = torch.where(mask.any(-1), tokens, 0)
-        x = self.embed(tokens)
+        x = self.embed(tokens.flatten())
         plan = plan_attention(self.config, positions, cache, start, mask, x.dtype)
         tapped: dict[int, Tensor] = {}
         chosen: list[Tensor] = []
@@ -161,10 +161,10 @@ class Target(nn.Module):
             if i in taps:
                 tapped[i] = x
             if collect_experts and expert_ids is not None:
-                chosen.append(expert_ids.to(torch.int16))
+                chosen.append(expert_ids.to(torch.int16).view(*tokens.shape, -1))
         return TargetOutput(
-            hidden=rms_norm(x, self.norm, self.config.rms_norm_eps),
-            taps=torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None,
+            hidden=rms_norm(x, self.norm, self.config.rms_norm_eps).view(*tokens.shape, -1),
+            taps=torch.cat([tapped[tap] for tap in taps], dim=-1).view(*tokens.shape, -1) if taps else None,
             expert_ids=torch.stack(chosen, dim=1) if chosen else None,
         )
 

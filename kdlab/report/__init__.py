@@ -5,6 +5,7 @@ from kdlab.report.figures import export_figures
 from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
 from kdlab.report.runner import NotebookRun, read_notebook, run_notebook
+from kdlab.report.show import show_figure
 
 __all__ = [
     "RESULT_MIME",
@@ -18,5 +19,6 @@ __all__ = [
     "read_notebook",
     "read_outcome",
     "run_notebook",
+    "show_figure",
     "show_result",
 ]

@@ -52,7 +52,8 @@ def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
     papermill calls a cell "completed" after a time-out and when the kernel died, and a `sys.exit(0)` raises nothing: so
     no error output, every code cell completed and a final result record are all asked for.
     """
-    code = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell["cell_type"] == "code"]
+    cells = [cell for cell in notebook["cells"] if not _is_error_mark(cell)]
+    code = [(i, cell) for i, cell in enumerate(cells, 1) if cell["cell_type"] == "code"]
     record = next(reversed(list(_records(cell for _, cell in code))), None)
     for i, cell in code:
         problem = _cell_problem(cell)
@@ -65,6 +66,11 @@ def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
     if record.get("final") is not True:
         return Outcome("its last result record does not say final: true", record)
     return Outcome(None, record)
+
+
+def _is_error_mark(cell: Mapping[str, Any]) -> bool:
+    # papermill puts markdown cells of its own at the top and before a cell that failed.
+    return any(tag.startswith("papermill-error-cell") for tag in cell.get("metadata", {}).get("tags", []))
 
 
 def _records(cells: Any) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,10 @@
 """The best budget by tokens per second, and how sure its margin over the best control is."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,8 +12,9 @@ import pandas as pd
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.bootstrap import check_level, percentile_interval, ratio, resample_counts
 from kdlab.study.compare import check_table
-from kdlab.study.cost import CostTable, arm_cost, check_halves
+from kdlab.study.cost import CostTable, RoundMs, arm_cost, check_halves
 
+TREES = ("ddtree",)
 CONTROLS = ("ar", "chain", "adaptive_chain")
 
 
@@ -48,12 +53,26 @@ class BestBudget:
 
 @dataclass(frozen=True, eq=False)
 class _Arms:
-    """Arms with a known time: table [A rows: method, setting, source], tokens and time_ms [A, P] float64."""
+    """A arms with a known time, over P prompts."""
 
-    table: pd.DataFrame
-    tokens: np.ndarray
-    time_ms: np.ndarray
-    rounds: np.ndarray
+    table: pd.DataFrame  # A rows: method, setting, source of the time
+    tokens: np.ndarray  # [A, P] f64
+    time_ms: np.ndarray  # [A, P] f64, all rounds of the prompt
+    rounds: np.ndarray  # [A, P] f64
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts P."""
+        return self.tokens.shape[1]
+
+    def of(self, methods: Sequence[str]) -> np.ndarray:
+        """Indices of the arms of some methods."""
+        return np.flatnonzero(self.table["method"].isin(methods))
+
+    def fastest(self, methods: Sequence[str]) -> int:
+        """Index of the arm of some methods with the most tokens per second over all prompts."""
+        candidates = self.of(methods)
+        return int(candidates[self.rates(np.ones(self.num_prompts))[candidates].argmax()])
 
     def rates(self, counts: np.ndarray) -> np.ndarray:
         """Tokens per millisecond of each arm when prompts count [..., P] times: [..., A]; -inf without a round."""
@@ -93,79 +112,82 @@ def best_budget(
     if not mixed:
         check_halves(table, cost)
     arms = _collect(table, cost, interpolate)
-    method = arms.table["method"].to_numpy()
-    trees, controls = np.flatnonzero(method == "ddtree"), np.flatnonzero(np.isin(method, CONTROLS))
-    for name, found in (("a budget", trees), ("a control (AR or a chain)", controls)):
-        if not len(found):
-            raise ArgumentError("table", f"{name} with a known round time", "none")
-    num_prompts = arms.tokens.shape[1]
-    total = arms.rates(np.ones(num_prompts))
-    tree, control = trees[total[trees].argmax()], controls[total[controls].argmax()]
-    drawn = arms.rates(resample_counts(num_prompts, num_resamples, seed))
-    margins = drawn[:, tree] / drawn[:, controls].max(axis=1) - 1.0
-    low, high = percentile_interval(margins, num_prompts, level)
-    plain = total[method == "ar"]
-    tok_s = 1000.0 * cost.streams * total
+    drawn = arms.rates(resample_counts(arms.num_prompts, num_resamples, seed))
+    tree, control = arms.fastest(TREES), arms.fastest(CONTROLS)
+    margins = drawn[:, tree] / drawn[:, arms.of(CONTROLS)].max(axis=1) - 1.0
+    low, high = percentile_interval(margins, arms.num_prompts, level)
+    trees = arms.of(TREES)
     return BestBudget(
-        budget=int(arms.table["setting"].iloc[tree]),
-        tok_s=float(tok_s[tree]),
-        tokens_per_round=float(arms.tokens[tree].sum() / arms.rounds[tree].sum()),
-        control_method=str(method[control]),
-        control_setting=float(arms.table["setting"].iloc[control]),
-        control_tok_s=float(tok_s[control]),
-        margin=float(total[tree] / total[control] - 1.0),
+        **_point_estimates(arms, tree, control, ms_to_s=1000.0 * cost.streams),
         margin_low=low,
         margin_high=high,
-        margin_over_ar=float(total[tree] / plain[0] - 1.0) if len(plain) else float("nan"),
-        held_out_margin=_held_out(arms, trees, controls),
+        held_out_margin=_held_out(arms),
         selected_share=float((trees[drawn[:, trees].argmax(axis=1)] == tree).mean()),
-        num_prompts=num_prompts,
+        num_prompts=arms.num_prompts,
         level=level,
-        interpolated=bool((arms.table["source"] == "interpolated").any()),
+        interpolated=bool((arms.table["source"].iloc[[tree, control]] == "interpolated").any()),
         simulated=bool(table["simulated"].any() or cost.simulated or mixed),
     )
 
 
-def _held_out(arms: _Arms, trees: np.ndarray, controls: np.ndarray) -> float:
+def _point_estimates(arms: _Arms, tree: int, control: int, ms_to_s: float) -> dict[str, Any]:
+    """Speeds of the chosen tree and control over all prompts, and the margins between them."""
+    rates, plain = arms.rates(np.ones(arms.num_prompts)), arms.of(("ar",))
+    return {
+        "budget": int(arms.table["setting"].iloc[tree]),
+        "tok_s": float(ms_to_s * rates[tree]),
+        "tokens_per_round": float(arms.tokens[tree].sum() / arms.rounds[tree].sum()),
+        "control_method": str(arms.table["method"].iloc[control]),
+        "control_setting": float(arms.table["setting"].iloc[control]),
+        "control_tok_s": float(ms_to_s * rates[control]),
+        "margin": float(rates[tree] / rates[control] - 1.0),
+        "margin_over_ar": float(rates[tree] / rates[plain[0]] - 1.0) if len(plain) else float("nan"),
+    }
+
+
+def _held_out(arms: _Arms) -> float:
     """Leave one prompt out: choose tree and control on the others, measure both on it, sum over prompts."""
-    num_prompts = arms.tokens.shape[1]
-    if num_prompts < 2:
+    if arms.num_prompts < 2:
         return float("nan")
-    rates = arms.rates(np.ones((num_prompts, num_prompts)) - np.eye(num_prompts))
+    left_out = np.arange(arms.num_prompts)
+    rates = arms.rates(1.0 - np.eye(arms.num_prompts))
     speeds = []
-    for chosen in (trees, controls):
-        arm = chosen[rates[:, chosen].argmax(axis=1)]
-        prompt = np.arange(num_prompts)
-        speeds.append(arms.tokens[arm, prompt].sum() / arms.time_ms[arm, prompt].sum())
+    for methods in (TREES, CONTROLS):
+        candidates = arms.of(methods)
+        chosen = candidates[rates[:, candidates].argmax(axis=1)]
+        speeds.append(arms.tokens[chosen, left_out].sum() / arms.time_ms[chosen, left_out].sum())
     return float(speeds[0] / speeds[1] - 1.0)
 
 
 def _collect(table: pd.DataFrame, cost: CostTable, interpolate: bool) -> _Arms:
     """Gather tokens and times of every arm with a known time, prompts in one order."""
     prompts: list[object] | None = None
+    round_ms = cache(partial(cost.round_ms, interpolate=interpolate))
     found = []
-    for (method, setting), group in table.groupby(["method", "setting"], sort=False):
-        group = group.sort_values("prompt")
+    for (method, setting), unsorted in table.groupby(["method", "setting"], sort=False):
+        group = unsorted.sort_values("prompt")
         prompts = group["prompt"].tolist() if prompts is None else prompts
         if group["prompt"].tolist() != prompts:
             raise ComparisonError(f"prompt: {method} {setting:g} has other prompts than the arms before it")
-        costs = [_prompt_cost(cost, row, interpolate) for row in group.to_dict("records")]
+        costs = [_prompt_cost(round_ms, row) for row in group.to_dict("records")]
         sources = {source for _, source in costs}
-        if "none" in sources:
-            continue
-        source = "interpolated" if "interpolated" in sources else "measured"
-        tokens, rounds = [sum(lengths) for lengths in group["round_lengths"]], group["num_rounds"].tolist()
-        found.append(((method, setting, source), tokens, [time for time, _ in costs], rounds))
-    if not found:
-        raise ArgumentError("cost", "times of the arms of the table", "none")
+        if "none" not in sources:
+            source = "interpolated" if "interpolated" in sources else "measured"
+            written = [sum(lengths) for lengths in group["round_lengths"]]
+            times = [time for time, _ in costs]
+            found.append(((method, setting, source), written, times, group["num_rounds"].tolist()))
     arms = pd.DataFrame([arm for arm, *_ in found], columns=["method", "setting", "source"])
-    return _Arms(arms, *(np.array([row[part] for row in found], dtype=np.float64) for part in (1, 2, 3)))
+    tokens, time_ms, rounds = (np.array([row[part] for row in found], dtype=np.float64) for part in (1, 2, 3))
+    result = _Arms(arms, tokens, time_ms, rounds)
+    for name, methods in (("a budget", TREES), ("a control (AR or a chain)", CONTROLS)):
+        if not len(result.of(methods)):
+            raise ArgumentError("table", f"{name} with a known round time", "none")
+    return result
 
 
-def _prompt_cost(cost: CostTable, row: dict, interpolate: bool) -> tuple[float, str]:
+def _prompt_cost(round_ms: RoundMs, row: dict[Any, Any]) -> tuple[float, str]:
     """Milliseconds of all rounds of one prompt under one arm, and the source of the times."""
     if not row["num_rounds"]:
         return 0.0, "measured"
-    by_rows = pd.Series(row["round_rows"]).value_counts().to_dict()
-    median, _, _, source = arm_cost(cost, row["method"], row["setting"], by_rows, interpolate)
+    median, _, _, source = arm_cost(round_ms, row["method"], row["setting"], Counter(row["round_rows"]))
     return median * row["num_rounds"], source

@@ -85,12 +85,12 @@ def missed_mass(field: DraftField) -> pd.DataFrame:
     """
     log_probs = np.concatenate([prompt.log_probs[: prompt.num_starts] for prompt in field.prompts])
     mass = 1.0 - np.exp(log_probs, dtype=np.float64).sum(axis=-1)
-    outside = 1.0 - _chosen(field).mean(axis=0).sum(axis=-1) if len(mass) else np.full(field.depth_limit, np.nan)
+    found = _chosen(field).max(axis=-1)
     rows = []
     for depth in range(field.depth_limit):
         usable = np.isfinite(mass[:, depth])
         # Rounding of the K terms can leave a sum a little over 1.
         values = np.maximum(mass[usable, depth], 0.0)
         stats = [values.mean(), *np.quantile(values, [0.5, 0.9]), values.max()] if len(values) else [float("nan")] * 4
-        rows.append((depth + 1, len(values), *stats, outside[depth]))
+        rows.append((depth + 1, len(values), *stats, float((~found[:, depth]).mean()) if len(found) else float("nan")))
     return pd.DataFrame(rows, columns=["depth", "num_positions", "mean", "median", "p90", "maximum", "next_outside"])

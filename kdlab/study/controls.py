@@ -74,7 +74,7 @@ def sweep_beam(field: DraftField, widths: Sequence[int], budget: int | None = No
     Args:
         field: recorded draft field with K candidates a slot.
         widths: distinct beam widths, at most K unless K is the whole vocabulary.
-        budget: nodes kept of each beam tree; None keeps all of it.
+        budget: nodes kept of each beam tree; None, or more than width x L, keeps all of it.
 
     Returns:
         The table of `sweep`, method "beam", setting the width, budget the nodes a tree may hold.
@@ -87,11 +87,12 @@ def sweep_beam(field: DraftField, widths: Sequence[int], budget: int | None = No
         check_int("budget", budget, minimum=0)
     rows = []
     for width in checked:
+        most = width * field.depth_limit if budget is None else min(budget, width * field.depth_limit)
+        arm = {"method": "beam", "setting": width, "budget": most, "truncated": False}
         for prompt in field.prompts:
             log_probs, token_ids = torch.from_numpy(prompt.log_probs), torch.from_numpy(prompt.token_ids)
-            tree = build_beam(log_probs, token_ids, width, budget, vocab_size=field.vocab_size)
+            tree = build_beam(log_probs, token_ids, width, most, vocab_size=field.vocab_size)
             accepted = np.isfinite(path_rows(tree, prompt.next_ids)).sum(axis=1)
-            arm = {"method": "beam", "setting": width, "budget": tree.capacity - 1, "truncated": False}
             rows.append(sweep_row(prompt, accepted, arm))
     return sweep_table(field, rows)
 

@@ -1,7 +1,8 @@
 """Measured round times, and their quotient with recorded acceptance: tokens per second and speedup over AR."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,13 @@ COST_COLUMNS = (
     "device",
 )
 
+CONTEXT_TOLERANCE = 64  # one page of the latent cache
+
 # Methods that build and verify alike, so that one may lend the other its times at other row counts.
 _FAMILY = {"chain": "chain", "adaptive_chain": "chain", "ddtree": "tree", "beam": "tree", "ar": "ar"}
-_UNKNOWN = (float("nan"), float("nan"), float("nan"), "none")
+Times = tuple[float, float, float, str]  # median, p10, p90 in milliseconds; "measured", "interpolated" or "none"
+RoundMs = Callable[[str, float, int], Times]  # (method, setting, rows)
+_UNKNOWN: Times = (float("nan"), float("nan"), float("nan"), "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,24 @@ class CostTable:
     """
 
     rows: pd.DataFrame
+
+    @classmethod
+    def from_bench_rows(cls, rows: pd.DataFrame) -> "CostTable":
+        """Take the round times out of result rows of the bench room (op "round", metric "round_ms").
+
+        The rounds of one text start at other positions with each arm, so contexts within `CONTEXT_TOLERANCE` rows of
+        their median are taken as equal to it.
+
+        Raises:
+            ArgumentError, ComparisonError: as the class; contexts further apart stay as they are and are refused.
+        """
+        timed = rows[(rows["op"] == "round") & (rows["metric"] == "round_ms")]
+        names = {"median": "round_ms", "p10": "round_ms_p10", "p90": "round_ms_p90"}
+        known = [name for name in (*COST_COLUMNS, *COST_FIELDS, "simulated") if name in timed.columns]
+        table = timed[[*dict.fromkeys(known), *names]].rename(columns=names).reset_index(drop=True)
+        middle = table["context"].median()
+        close = (table["context"] - middle).abs() <= CONTEXT_TOLERANCE
+        return cls(table.assign(context=table["context"].where(~close, middle)))
 
     def __post_init__(self) -> None:
         missing = [name for name in COST_COLUMNS if name not in self.rows.columns]
@@ -68,7 +91,7 @@ class CostTable:
         """True where the times belong to no real run (random weights, modelled parts)."""
         return "simulated" in self.rows.columns and bool(self.rows["simulated"].iloc[0])
 
-    def round_ms(self, method: str, setting: float, rows: int, *, interpolate: bool = False) -> tuple:
+    def round_ms(self, method: str, setting: float, rows: int, *, interpolate: bool = False) -> Times:
         """Time of a round of one arm.
 
         Args:
@@ -91,17 +114,19 @@ class CostTable:
             measured = arm.iloc[0]
             if measured["rows"] != rows:
                 raise ComparisonError(f"rows: {method} {setting:g} verifies {rows}, its time is of {measured['rows']}")
-            return measured["round_ms"], measured["round_ms_p10"], measured["round_ms_p90"], "measured"
+            median, p10, p90 = (float(measured[name]) for name in ("round_ms", "round_ms_p10", "round_ms_p90"))
+            return median, p10, p90, "measured"
         return self._interpolated(method, rows) if interpolate else _UNKNOWN
 
-    def _interpolated(self, method: str, rows: int) -> tuple:
+    def _interpolated(self, method: str, rows: int) -> Times:
         family = self.rows[self.rows["method"].map(_FAMILY) == _FAMILY.get(method, method)].sort_values("rows")
         known = family["rows"].to_numpy(dtype=np.float64)
         too_short = len(known) and rows < known[0] and method != "chain"
         if not len(known) or rows > known[-1] or too_short:
             return _UNKNOWN
-        times = [float(np.interp(rows, known, family[name])) for name in ("round_ms", "round_ms_p10", "round_ms_p90")]
-        return (*times, "interpolated")
+        names = ("round_ms", "round_ms_p10", "round_ms_p90")
+        median, p10, p90 = (float(np.interp(rows, known, family[name])) for name in names)
+        return median, p10, p90, "interpolated"
 
 
 def speed(
@@ -131,10 +156,9 @@ def speed(
     check_table(table)
     if not mixed:
         check_halves(table, cost)
-    times = [
-        arm_cost(cost, row["method"], row["setting"], row["rounds_by_rows"], interpolate)
-        for row in table.to_dict("records")
-    ]
+    round_ms = partial(cost.round_ms, interpolate=interpolate)
+    arms = zip(table["method"], table["setting"], table["rounds_by_rows"], strict=True)
+    times = [arm_cost(round_ms, method, setting, by_rows) for method, setting, by_rows in arms]
     names = ("round_ms", "round_ms_p10", "round_ms_p90", "cost_source")
     table[list(names)] = pd.DataFrame(times, columns=list(names), index=table.index)
     for name in ("device", "streams", "context"):
@@ -157,18 +181,24 @@ def check_halves(acceptance: pd.DataFrame, cost: CostTable) -> None:
     check_table(both, fields=known)
 
 
-def arm_cost(
-    cost: CostTable, method: str, setting: float, rounds_by_rows: Mapping[Any, int], interpolate: bool
-) -> tuple:
-    """Mean (median, p10, p90) of the rounds of an arm in milliseconds, and the weakest source among them."""
-    parts = [(count, cost.round_ms(method, setting, int(rows), interpolate=interpolate)) for rows, count in
-             rounds_by_rows.items()]  # fmt: skip
+def arm_cost(round_ms: RoundMs, method: str, setting: float, rounds_by_rows: Mapping[Any, int]) -> Times:
+    """Average the times of an arm's rounds.
+
+    Args:
+        round_ms: `CostTable.round_ms`.
+        method, setting: the arm.
+        rounds_by_rows: number of rounds by verified rows.
+
+    Returns:
+        Mean of the medians, p10, p90 (NaN twice where rounds differ in rows) in milliseconds, and the weakest source.
+    """
+    parts = [(count, round_ms(method, setting, int(rows))) for rows, count in rounds_by_rows.items()]
     if not parts:
         return _UNKNOWN
     sources = [times[3] for _, times in parts]
     source = next(name for name in ("none", "interpolated", "measured") if name in sources)
     if len(parts) == 1:
-        return (*parts[0][1][:3], source)
+        return parts[0][1]
     counts = np.array([count for count, _ in parts], dtype=np.float64)
     medians = np.array([times[0] for _, times in parts], dtype=np.float64)
     return float(counts @ medians / counts.sum()), float("nan"), float("nan"), source

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -51,9 +52,10 @@ def summarize(
     if missing:
         raise ArgumentError("table", f"columns {', '.join(missing)}", ", ".join(map(str, table.columns)))
     rows = []
+    draws = cache(lambda num_prompts: resample_counts(num_prompts, num_resamples, seed))
     for key, group in table.groupby(keys, sort=False, dropna=False):
         _check_group(group, key)
-        intervals = _intervals(group, num_resamples, level, seed)
+        intervals = _intervals(group, draws(len(group)), level)
         rows.append(dict(zip(keys, key, strict=True)) | _facts(group, keys) | intervals)
     return pd.DataFrame.from_records(rows)
 
@@ -106,12 +108,11 @@ def _facts(group: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _intervals(group: pd.DataFrame, num_resamples: int, level: float, seed: int) -> dict[str, float]:
-    """Both means of tokens per round, with their bootstrap intervals."""
+def _intervals(group: pd.DataFrame, counts: np.ndarray, level: float) -> dict[str, float]:
+    """Both means of tokens per round, with their intervals from `resample_counts`' draws."""
     tokens = np.array([sum(lengths) for lengths in group["round_lengths"]], dtype=np.float64)
     rounds = group["num_rounds"].to_numpy(dtype=np.float64)
     means, with_rounds = np.nan_to_num(ratio(tokens, rounds)), (rounds > 0).astype(np.float64)
-    counts = resample_counts(len(group), num_resamples, seed)
     result: dict[str, float] = {}
     for name, top, bottom in (
         ("tokens_per_round", tokens, rounds),

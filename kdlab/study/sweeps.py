@@ -1,6 +1,6 @@
 """Tokens per round of DDTree at every budget, and of AR, from one recording; no model is run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -52,6 +52,8 @@ def sweep_ar(field: DraftField) -> pd.DataFrame:
 
 def check_settings(name: str, values: Sequence[int], *, minimum: int, maximum: int | None = None) -> list[int]:
     """Return `values` as a list of distinct ints, or raise ArgumentError: none, twice, wrong type or out of range."""
+    if not isinstance(values, Iterable):
+        raise ArgumentError(name, "a list of integers", repr(values))
     checked = [check_int(name, value, minimum=minimum, maximum=maximum) for value in values]
     if not checked:
         raise ArgumentError(name, "at least one value", "none")

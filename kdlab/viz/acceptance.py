@@ -1,5 +1,6 @@
 """Where acceptance comes from: depth, rank and length of rounds, and how far the draft's probabilities hold."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,11 +8,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from kdlab.errors import ArgumentError
 from kdlab.viz import theme
-from kdlab.viz.arms import arm_label
+from kdlab.viz.arms import arm_label, arm_style
 
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 _MOST_SERIES = len(_HATCHES)
@@ -32,9 +34,9 @@ def plot_acceptance_by_depth(
     ax = theme.new_axes(ax)
     depth = table["depth"].to_numpy()
     ax.bar(depth, table["cumulative"], width=0.62, color=theme.mix((0.34, 0.71, 0.91), 0.55), edgecolor=theme.BLUE,
-           linewidth=0.8, label="accepted to this depth or deeper, of all rounds")  # fmt: skip
+           linewidth=0.8, label="of all rounds: accepted this deep")  # fmt: skip
     ax.plot(depth, table["conditional"], marker="o", color=theme.VERMILLION, linewidth=1.6,
-            label="accepted here, of the rounds that came this far")  # fmt: skip
+            label="of rounds that got here: accepted")  # fmt: skip
     _share_axis(ax)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     rounds = int(table["num_rounds"].iloc[0]) if len(table) else 0
@@ -96,11 +98,11 @@ def plot_length_histogram(
     if len(arms) > _MOST_SERIES:
         raise ArgumentError("histogram", f"at most {_MOST_SERIES} arms", len(arms))
     ax = theme.new_axes(ax, (8.0, 4.0))
-    width = 0.84 / max(len(arms), 1)
+    width, colours = 0.84 / max(len(arms), 1), _arm_colours([method for (method, _), _ in arms])
     for number, ((method, setting), group) in enumerate(arms):
         offset = (number - (len(arms) - 1) / 2.0) * width
         ax.bar(group["length"] + offset, group["share"], width=width, label=arm_label(method, setting),
-               color=theme.SERIES[number], edgecolor="white", linewidth=0.4, hatch=_HATCHES[number])  # fmt: skip
+               color=colours[number], edgecolor="white", linewidth=0.4, hatch=_HATCHES[number])  # fmt: skip
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     theme.style_axes(ax, title=title, xlabel="tokens of a round (accepted draft tokens + the bonus)",
@@ -126,7 +128,7 @@ def plot_calibration(
     every = sorted(table["depth"].unique())
     spread = np.unique(np.linspace(0, len(every) - 1, min(len(every), _MOST_SERIES)).round().astype(int))
     shown = [every[index] for index in spread] if depths is None else list(depths)
-    ax = theme.new_axes(ax, (5.6, 5.0))
+    ax = theme.new_axes(ax, (7.2, 4.8))
     ax.plot([0, 1], [0, 1], color=theme.GREY, linewidth=1.0, linestyle="--", label="calibrated")
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, len(shown)))
     for number, depth in enumerate(shown):
@@ -141,7 +143,7 @@ def plot_calibration(
     ax.set_aspect("equal")
     theme.style_axes(ax, title=title, xlabel="draft probability of a candidate (mean of its bin)",
                      ylabel="share that was the target's token")  # fmt: skip
-    theme.add_legend(ax, loc="upper left")
+    theme.add_legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     theme.add_caption(ax, provenance)
     return ax
 
@@ -182,6 +184,17 @@ def _share_axis(ax: Axes) -> None:
 
 def _legend_above(ax: Axes, ncols: int = 2) -> None:
     """Put the legend between title and data, where it hides neither."""
-    theme.add_legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=ncols, frameon=False, borderaxespad=0.1)
-    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=theme.TITLE_PT, pad=24.0 if ncols > 1 else 40.0,
+    num_lines = -(-len(ax.get_legend_handles_labels()[1]) // ncols)
+    theme.add_legend(ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=ncols, frameon=False, borderaxespad=0.1)
+    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=theme.TITLE_PT, pad=8.0 + 14.0 * num_lines,
                  color=theme.BLACK, parse_math=False)  # fmt: skip
+
+
+def _arm_colours(methods: Sequence[str]) -> list[tuple[float, float, float]]:
+    """Each method's own colour, paler for its earlier arms."""
+    seen: Counter[str] = Counter()
+    total, colours = Counter(methods), []
+    for method in methods:
+        seen[method] += 1
+        colours.append(theme.mix(to_rgb(arm_style(method).colour), 0.35 + 0.65 * seen[method] / total[method]))
+    return colours

@@ -28,6 +28,12 @@ STYLES = {
 }
 
 
+_HOLLOW = (
+    ("truncated", True, "hollow: budget above the recorded top K"),
+    ("cost_source", "interpolated", "hollow: round time interpolated"),
+)
+
+
 def arm_style(method: str) -> ArmStyle:
     """Return how `method` is drawn.
 
@@ -49,15 +55,20 @@ def arm_label(method: str, setting: float) -> str:
 
 
 def mark_flags(ax: Axes, table: pd.DataFrame) -> None:
-    """Say on the chart itself that points are simulated, or of a decoder that keeps only the recorded top K."""
-    lines = []
+    """Say on the chart that its points are simulated, and in the legend (drawn after this) what hollow points are."""
+    for column, value, label in _HOLLOW:
+        if column in table and (table[column] == value).any():
+            ax.plot([], [], linestyle="none", marker="o", markerfacecolor="white", color=theme.GREY, label=label)
     if "simulated" in table and table["simulated"].any():
-        lines.append("SIMULATED: no measurement")
-    if "truncated" in table and table["truncated"].any():
-        lines.append("hollow: budget above the recorded top K")
-    if "cost_source" in table and (table["cost_source"] == "interpolated").any():
-        lines.append("hollow: round time interpolated")
-    if lines:
-        ax.text(0.98, 0.03, "\n".join(lines), transform=ax.transAxes, ha="right", va="bottom", fontsize=theme.TICK_PT,
-                color=theme.VERMILLION, weight="bold", zorder=9,
-                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+        ax.text(0.5, 0.5, "SIMULATED\nno measurement", transform=ax.transAxes, ha="center", va="center", zorder=9,
+                fontsize=2 * theme.TITLE_PT, color=theme.VERMILLION, alpha=0.45, weight="bold",
+                rotation=20)  # fmt: skip
+
+
+def is_hollow(table: pd.DataFrame) -> pd.Series:
+    """True at the rows that are drawn hollow."""
+    hollow = pd.Series(False, index=table.index)
+    for column, value, _ in _HOLLOW:
+        if column in table:
+            hollow |= table[column] == value
+    return hollow

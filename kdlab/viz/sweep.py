@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from kdlab.study import BestBudget
 from kdlab.viz import theme
-from kdlab.viz.arms import STYLES, arm_label, arm_style, mark_flags
+from kdlab.viz.arms import STYLES, arm_label, arm_style, is_hollow, mark_flags
 
 ROWS_LABEL = "rows verified a round (budget + 1)"
 TOKENS_LABEL = "tokens per round, bonus included"
@@ -93,7 +93,7 @@ def plot_speed(
     heading = title if title is not None else "Speed" if best is None else best_sentence(best)
     theme.style_axes(ax, title=heading, xlabel=ROWS_LABEL, ylabel="tokens per second")
     mark_flags(ax, table)
-    theme.add_legend(ax, loc="lower center")
+    theme.add_legend(ax, loc="lower right")
     theme.add_caption(ax, provenance)
     return ax
 
@@ -158,22 +158,26 @@ def plot_by_kind(
 
 
 def best_sentence(best: BestBudget) -> str:
-    """Name the best budget, its speed, its margin over the best control and the interval of that margin."""
+    """Name the best budget, its speed, its margin over the best control, that margin's interval and what it allows."""
     control = arm_label(best.control_method, best.control_setting)
-    if np.isnan(best.margin_low):
-        sure = f"no interval from {best.num_prompts} prompts"
-    else:
-        sure = f"{100 * best.level:.0f} % interval {percent(best.margin_low)} to {percent(best.margin_high)}"
-    against = "over" if best.margin >= 0 else "against"
+    over = "over" if best.margin >= 0 else "against"
     return (
-        f"Best budget {best.budget}: {best.tok_s:,.0f} tokens/s, "
-        f"{percent(best.margin)} {against} the best control ({control}; {sure})"
+        f"Best budget {best.budget}: {best.tok_s:,.0f} tokens/s, {percent(best.margin)} {over} the best control "
+        f"({control})\n{_certainty(best)}"
     )
 
 
 def percent(share: float) -> str:
     """Write a share as a signed percentage."""
-    return f"{100.0 * share:+.0f} %" if abs(share) >= 0.0995 else f"{100.0 * share:+.1f} %"
+    return f"{100.0 * share:+.{0 if abs(share) >= 0.0995 else 1}f} %".replace("-", "−")
+
+
+def _certainty(best: BestBudget) -> str:
+    if np.isnan(best.margin_low):
+        return f"No interval: {best.num_prompts} prompts are too few to tell."
+    verdict = "a gain" if best.margin_low > 0 else "a loss" if best.margin_high < 0 else "gain or loss is not settled"
+    between = f"{percent(best.margin_low)} to {percent(best.margin_high)}"
+    return f"{100.0 * best.level:.0f} % interval over {best.num_prompts} prompts: {between}: {verdict}."
 
 
 def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str, *, bars: bool = False) -> None:
@@ -183,10 +187,11 @@ def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str
         if rows.empty:
             continue
         style, x, y = arm_style(method), rows["rows_per_round"], rows[value]
-        many = len(rows) > _MOST_MARKERS
+        points = rows.iloc[_marked(x)] if len(rows) > _MOST_MARKERS else rows
         ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.8, zorder=3)
-        _draw_points(ax, rows.iloc[_marked(x)] if many else rows, method, value)
-        known = rows[rows[low].notna() & rows[high].notna()]
+        _draw_points(ax, points, method, value)
+        drawn = points if bars else rows
+        known = drawn[drawn[low].notna() & drawn[high].notna()]
         if bars or len(known) == 1:
             spread = [known[value] - known[low], known[high] - known[value]]
             ax.errorbar(known["rows_per_round"], known[value], yerr=np.maximum(spread, 0.0), fmt="none", capsize=2.5,
@@ -198,11 +203,7 @@ def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str
 
 def _draw_points(ax: Axes, rows: pd.DataFrame, method: str, value: str) -> None:
     style = arm_style(method)
-    hollow = pd.Series(False, index=rows.index)
-    if "truncated" in rows:
-        hollow |= rows["truncated"].astype(bool)
-    if "cost_source" in rows:
-        hollow |= rows["cost_source"] == "interpolated"
+    hollow = is_hollow(rows)
     common: dict[str, Any] = {"linestyle": "none", "marker": style.marker, "color": style.colour, "markersize": 5.5}
     filled = rows[~hollow]
     ax.plot(filled["rows_per_round"], filled[value], label=style.name, zorder=4, **common)
@@ -223,7 +224,7 @@ def _draw_best(ax: Axes, best: BestBudget) -> None:
 def _rows_axis(ax: Axes, rows: pd.Series) -> None:
     """A log2 axis with a tick at every power of two, so that budgets 7, 15, 31 stand on ticks."""
     largest = float(rows.max()) if len(rows) else 1.0
-    top = max(1, int(np.ceil(np.log2(max(largest, 2.0)) - 1e-6)))
+    top = max(1, int(np.ceil(np.log2(max(largest, 2.0)) - 0.1)))
     ax.set_xscale("log", base=2)
     ax.set_xlim(2.0**-0.25, 2.0 ** (top + 0.25))
     ax.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(top + 1)]))

@@ -1,13 +1,10 @@
 """Decoded text coloured by how each token came: from the prefill, from the draft at some depth, or as a bonus."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patches import Patch, Rectangle
 
 from kdlab.checks import check_int
 from kdlab.decode.records import Run
@@ -15,7 +12,7 @@ from kdlab.errors import ArgumentError
 from kdlab.model.tokenizer import Tokenizer
 from kdlab.viz import theme
 
-_PREFILL, _BONUS, _DRAFT = theme.BLACK, theme.GREEN, theme.SKY
+_PREFILL, _BONUS, _DRAFT = theme.PALE, theme.GREEN, theme.SKY
 _DEEPEST_TINT = 8
 _OUTPUT_STYLE = "white-space:pre-wrap;word-break:break-word;font-size:15px;line-height:1.7;background-color:#ffffff"
 
@@ -89,32 +86,6 @@ def text_html(run: Run, prompt: int, tokenizer: Tokenizer) -> str:
     )
 
 
-def plot_text(
-    run: Run, prompt: int, tokenizer: Tokenizer, ax: Axes | None = None, *,
-    num_chars: int = 72, provenance: Mapping[str, Any] | None = None,
-) -> Axes:  # fmt: skip
-    """Draw the coloured text of one prompt, `num_chars` characters a line: the static twin of `text_html`."""
-    origins = token_origins(run, prompt)
-    texts = [theme.drawable(tokenizer.token_text(int(token))) for token in run.output_ids[prompt]]
-    places = _wrap(texts, num_chars)
-    num_lines = places[-1][0] + 1 if places else 1
-    ax = theme.new_axes(ax, (9.0, 0.3 * num_lines + 1.1))
-    for text, origin, (line, column) in zip(texts, origins, places, strict=True):
-        ax.add_patch(Rectangle((column, -line - 0.45), len(text), 0.9, facecolor=origin.fill, edgecolor="white"))
-        for offset, char in enumerate(text):
-            ax.text(column + offset + 0.5, -line, char, ha="center", va="center", fontsize=9.0, family=theme.MONO,
-                    color=_ink(origin), weight="bold" if origin.is_bonus else "normal", parse_math=False)  # fmt: skip
-    ax.set_xlim(0, num_chars)
-    ax.set_ylim(-num_lines + 0.4, 0.6)
-    ax.set_axis_off()
-    handles = [Patch(facecolor=origin.fill, label=origin.name) for origin in _shown(origins)]
-    key = ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=3, frameon=False,
-                    fontsize=theme.TICK_PT, borderaxespad=0.2)  # fmt: skip
-    if provenance is not None:
-        theme.add_caption(ax, provenance, below=key)
-    return ax
-
-
 def _shown(origins: Sequence[Origin]) -> list[Origin]:
     """One of each kind of origin, in legend order: prefill, draft by depth, bonus."""
     kinds = {(origin.round < 0, origin.depth) for origin in origins}
@@ -123,14 +94,11 @@ def _shown(origins: Sequence[Origin]) -> list[Origin]:
 
 
 def _span(origin: Origin, html: str, tooltip: str) -> str:
-    style = f"background-color:{origin.fill};color:{_ink(origin)}"
-    if origin.is_bonus:
+    style = f"background-color:{origin.fill};color:{theme.BLACK}"
+    # Browsers print no background: a line below tells the target's own tokens apart on paper too.
+    if not origin.depth:
         style += f";font-weight:bold;border-bottom:2px solid {theme.BLACK}"
     return f'<span style="{style}" title="{escape(tooltip)}">{html}</span>'
-
-
-def _ink(origin: Origin) -> str:
-    return "#ffffff" if origin.round < 0 else theme.BLACK
 
 
 def _tooltip(origin: Origin) -> str:
@@ -143,14 +111,3 @@ def _token_html(tokenizer: Tokenizer, token: int) -> str:
     if not text or "\ufffd" in text or not text.replace("\n", "").isprintable():
         text = tokenizer.token_text(token)
     return escape(text).replace("\n", "↵\n")
-
-
-def _wrap(texts: Sequence[str], num_chars: int) -> list[tuple[int, int]]:
-    """(line, column) of each token; a token is never split, one longer than a line gets a line of its own."""
-    places, line, column = [], 0, 0
-    for text in texts:
-        if column and column + len(text) > num_chars:
-            line, column = line + 1, 0
-        places.append((line, column))
-        column += len(text)
-    return places

@@ -96,7 +96,7 @@ def caption(provenance: Mapping[str, Any] | None, notes: Iterable[str] = ()) -> 
     parts = [
         *notes,
         str(facts.get("pair") or ""),
-        str(facts.get("gpu") or facts.get("device") or ""),
+        _device(facts),
         str(facts.get("dtype") or "").removeprefix("torch."),
         f"torch {facts['torch']}" if facts.get("torch") else "",
         f"commit {str(commit)[:9]}{' with changes' if facts.get('git_dirty') else ''}" if commit else "",
@@ -127,6 +127,15 @@ def mix(colour: tuple[float, float, float], weight: float) -> tuple[float, float
     """Blend `colour` (RGB, 0..1) with white: weight 1 is the colour itself, 0 is white."""
     red, green, blue = (1.0 - weight * (1.0 - channel) for channel in colour)
     return red, green, blue
+
+
+def _device(facts: Mapping[str, Any]) -> str:
+    device = str(facts.get("gpu") or facts.get("device") or "")
+    details = [str(facts.get("cpu") or "")] if device == "cpu" else []
+    if details and facts.get("threads"):
+        details.append(f"{facts['threads']} thread{'s' if facts['threads'] != 1 else ''}")
+    details = [detail for detail in details if detail]
+    return f"{device} ({', '.join(details)})" if details else device
 
 
 def _escape(char: str) -> str:

@@ -1,4 +1,4 @@
-"""draft_topk and target_sample against naive float64 code, with ties, shards of nothing, and rows that are not finite."""
+"""draft_topk and target_sample against naive float64 code, with ties, shards of nothing and non-finite rows."""
 
 import math
 

@@ -1,0 +1,81 @@
+# kdlab's commands; `make` alone explains them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help lab test check pictures clean distclean ready
+
+DEVICE ?= cpu
+JOBS ?= 2
+
+VENV := .venv
+LOCK := requirements-cpu.lock
+NOTEBOOKS := 00_start_here 10_budget_sweep
+RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
+REPORT := reports/kdlab.html
+
+ifdef PYTHON
+# Somebody's own interpreter: used as it is, nothing is installed.
+PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)"
+READY := given-python
+else ifneq ($(DEVICE),cpu)
+READY := no-python
+else
+# The environment is keyed by what it was made from and where; a broken or half-made one has no such file.
+PY := $(VENV)/bin/python
+WORKS := $(shell $(VENV)/bin/python -c "print('yes')" 2>/dev/null)
+READY := $(VENV)/made-from-$(shell (cat $(LOCK) pyproject.toml; echo "$(CURDIR)$(WORKS)") | sha256sum | cut -c1-16)
+endif
+
+KDLAB = $(PY) -m kdlab.cli
+PARAMETERS := $(if $(filter-out cpu,$(DEVICE)),-p device=$(DEVICE)) $(if $(filter-out 0,$(FULL)),-p full=true)
+
+help:
+	@echo "make lab       set up, run the main notebooks on the bundled pair, print the sweep and the report's path"
+	@echo "               FULL=1: all prompts and budgets; DEVICE=cuda PYTHON=/path/to/python: with that interpreter as it is"
+	@echo "make test      set up, run the whole test suite (JOBS=$(JOBS) at a time)"
+	@echo "make check     ruff, mypy and the notebooks' outputs"
+	@echo "make pictures  put two figures of the last lab run into docs/, for the README"
+	@echo "make clean     remove runs, figures, reports and caches (distclean: the environment too)"
+
+lab: $(READY)
+	@mkdir -p runs
+	@for name in $(NOTEBOOKS); do $(KDLAB) run notebooks/$$name.ipynb -o runs/$$name.ipynb $(PARAMETERS); done
+	@$(KDLAB) report $(RUNS) -o $(REPORT) --title "kdlab: draft trees on the bundled pair" --figures figures
+
+test: $(READY)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile
+
+check: $(READY)
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(PY) -m nbstripout --verify --keep-id notebooks/*.ipynb
+
+pictures: lab
+	@mkdir -p docs
+	@cp figures/draft_tree.png figures/budget_sweep.png docs/
+
+ready: $(READY)
+
+$(VENV)/made-from-%:
+	@python=$$(sh .ci/find-python); \
+	echo "Installing kdlab's pinned packages into $(VENV) with $$("$$python" --version); the log is $(VENV)/install.log"; \
+	rm -rf $(VENV); \
+	"$$python" -m venv $(VENV) || { echo "no virtual environment could be made (on Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar off -r $(LOCK) 2>&1 \
+	| tee $(VENV)/install.log | bash .ci/show-install
+	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 2>&1 | tee -a $(VENV)/install.log | { grep ^ERROR || true; }
+	@touch $(VENV)/made-from-$$((cat $(LOCK) pyproject.toml; echo "$(CURDIR)yes") | sha256sum | cut -c1-16)
+	@echo "Installed."
+
+.PHONY: given-python no-python
+given-python:
+	@"$(PYTHON)" .ci/missing-packages.py report
+
+no-python:
+	@echo "DEVICE=$(DEVICE) needs PYTHON=/path/to/python: an interpreter whose torch sees that device" >&2; exit 1
+
+clean:
+	@rm -rf runs reports figures build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+distclean: clean
+	@rm -rf $(VENV) kdlab.egg-info

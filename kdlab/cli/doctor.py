@@ -1,0 +1,101 @@
+"""`kdlab doctor`: what the machine has, whether the shipped data is whole, and one verdict."""
+
+import argparse
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from kdlab.cli.output import print_json
+
+MINIMUM_PYTHON = (3, 11)
+OPTIONAL = {
+    "cuda-core": "compiles the CUDA kernels",
+    "nvidia-ml-py": "reads GPU clocks and the driver",
+    "sgl-flash-mla": "the peer of verify_attention",
+    "jupyterlab": "opens the notebooks",
+    "mistune": "writes the report",
+    "transformers": "the tests' reference model",
+    "distributed": "runs grids over several machines",
+}
+_ROW = re.compile(r"\| `(?P<name>[^`]+)` \|.*\| `(?P<sha256>[0-9a-f]{64})` \|")
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Print what `inspect_machine` finds; status 1 when kdlab cannot run here."""
+    facts = inspect_machine()
+    if arguments.json:
+        print_json(facts)
+    else:
+        for name, value in facts.items():
+            print(f"{name:<18} {_text(value)}")
+    return 0 if facts["verdict"].startswith("ready") else 1
+
+
+def inspect_machine() -> dict[str, Any]:
+    """Gather facts about software, GPU and shipped data; without a GPU no driver is asked for more than that."""
+    from kdlab.machine import machine_facts
+    from kdlab.paths import DATA
+    from kdlab.provenance import code_facts
+
+    machine = machine_facts()
+    names = ("python", "torch", "numpy", "cuda", "driver", "gpu", "gpu_count", "gpu_memory_bytes", "os", "cpu")
+    problems = check_data(DATA)
+    facts = {
+        **{name: code for name, code in code_facts().items() if name != "source_sha256"},
+        "interpreter": sys.executable,
+        **{name: machine[name] for name in names},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "optional": {name: installed_version(name) for name in OPTIONAL},
+        "data": problems or f"every file of {DATA.name}/README.md is whole",
+    }
+    return facts | {"verdict": _verdict(problems, machine)}
+
+
+def check_data(folder: Path) -> list[str]:
+    """Compare the shipped files with the table in `folder`/README.md; returns one line a file that differs."""
+    try:
+        rows = list(_ROW.finditer((folder / "README.md").read_text(encoding="utf-8")))
+    except OSError:
+        return [f"{folder}/README.md cannot be read: kdlab's shipped data is missing"]
+    if not rows:
+        return [f"{folder}/README.md lists no file"]
+    problems = []
+    for row in rows:
+        try:
+            content = (folder / row["name"]).read_bytes()
+        except OSError:
+            problems.append(f"{row['name']} is missing")
+            continue
+        if hashlib.sha256(content).hexdigest() != row["sha256"]:
+            problems.append(f"{row['name']} has other bytes than the list says")
+    return problems
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _verdict(problems: list[str], machine: dict[str, Any]) -> str:
+    if sys.version_info < MINIMUM_PYTHON:
+        return f"not ready: needs Python 3.11 or newer, got {platform.python_version()}"
+    if problems:
+        return "not ready: " + "; ".join(problems)
+    return f"ready on {machine['gpu']} and on the CPU" if machine["gpu"] else "ready on the CPU (torch finds no GPU)"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {'-' if version is None else version}" for name, version in value.items())
+    if isinstance(value, list):
+        return "; ".join(value)
+    return "-" if value is None else str(value)

@@ -1,0 +1,129 @@
+"""`kdlab generate`, `kdlab record` and `kdlab sweep`."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from kdlab.checks import check_int
+from kdlab.cli.output import Progress, print_json, print_table
+from kdlab.errors import ArgumentError
+
+
+def run_generate(arguments: argparse.Namespace) -> int:
+    """Decode prompts and print text and tokens per round."""
+    import kdlab
+
+    prompts, pair = _prompts(arguments), _pair(arguments)
+    run = kdlab.generate(
+        pair,
+        prompts,
+        method=arguments.method,
+        budget=arguments.budget,
+        width=arguments.width,
+        progress=Progress("generate"),
+        **_decode_options(arguments),
+    )
+    if arguments.output:
+        kdlab.save_run(run, arguments.output)
+    rows = [_prompt_row(run, i) for i in range(len(run.prompts))]
+    if arguments.json:
+        print_json({"prompts": rows, "provenance": run.provenance})
+        return 0
+    for row in rows:
+        print(f"[{row['id']}] {_summary(row)}")
+        print(row["text"])
+    return 0
+
+
+def run_record(arguments: argparse.Namespace) -> int:
+    """Record the draft field of prompts into a file."""
+    import kdlab
+
+    prompts, pair = _prompts(arguments), _pair(arguments)
+    field = kdlab.record(
+        pair, prompts, top_k=arguments.top_k, progress=Progress("record"), **_decode_options(arguments)
+    )
+    kdlab.save_field(field, arguments.output)
+    facts = {
+        "field": arguments.output,
+        "prompts": len(field.prompts),
+        "positions": sum(len(prompt.output_ids) for prompt in field.prompts),
+        "depth_limit": field.depth_limit,
+        "top_k": field.top_k,
+        "whole_vocabulary": field.whole_vocabulary,
+    }
+    if arguments.json:
+        print_json(facts | {"provenance": field.provenance})
+    else:
+        print(f"{facts['field']}: {facts['prompts']} prompts, {facts['positions']} positions, top {facts['top_k']}")
+    return 0
+
+
+def run_sweep(arguments: argparse.Namespace) -> int:
+    """Compute tokens per round at every budget from a recorded field."""
+    budgets = parse_budgets(arguments.budgets)
+    import kdlab
+
+    field = kdlab.load_field(arguments.field)
+    table = kdlab.study.sweep(field, budgets, truncated=arguments.truncated)
+    if arguments.json:
+        print_json({"rows": table.to_dict("records"), "provenance": field.provenance})
+        return 0
+    shown = ["budget", "num_prompts", "num_rounds", "tokens_per_round", "tokens_per_round_low", "tokens_per_round_high"]
+    summary = kdlab.study.summarize(table)
+    print_table(summary[shown + (["truncated"] if arguments.truncated else [])].to_dict("records"))
+    return 0
+
+
+def parse_budgets(text: str) -> list[int]:
+    """Read `7,15,31` and `0-64`; raises ArgumentError for anything else."""
+    budgets: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", part)
+        if not found or (found[2] and int(found[2]) < int(found[1])):
+            raise ArgumentError("--budgets", "numbers and ranges with commas, as in 0-8,15,31", repr(text))
+        budgets += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return budgets
+
+
+def _prompts(arguments: argparse.Namespace) -> Any:
+    from kdlab.model.prompts import PromptSet, load_prompts
+
+    if bool(arguments.prompts) == bool(arguments.prompt):
+        got = "both" if arguments.prompt else "none"
+        raise ArgumentError("PROMPTS", "either a file of prompts or --prompt TEXT", got)
+    if arguments.prompt:
+        return arguments.prompt
+    prompts = load_prompts(Path(arguments.prompts))
+    if arguments.limit is None:
+        return prompts
+    return PromptSet.of(prompts.id, prompts.prompts[: check_int("--limit", arguments.limit, minimum=1)])
+
+
+def _pair(arguments: argparse.Namespace) -> Any:
+    import kdlab
+
+    return kdlab.load_pair(arguments.target, arguments.drafter, device=arguments.device, dtype=arguments.dtype)
+
+
+def _decode_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_new_tokens", "temperature", "top_p", "seed", "streams")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _prompt_row(run: Any, index: int) -> dict[str, Any]:
+    return {
+        "id": run.prompts[index].id,
+        "text": run.text[index],
+        "output_ids": run.output_ids[index],
+        "finish": run.finish[index],
+        "num_rounds": len(run.rounds[index]),
+        "tokens_per_round": run.tokens_per_round[index],
+    }
+
+
+def _summary(row: dict[str, Any]) -> str:
+    rate = row["tokens_per_round"]
+    rounds = f"{row['num_rounds']} rounds of {rate:.2f} tokens" if row["num_rounds"] else "no round"
+    return f"{len(row['output_ids'])} tokens in {rounds}, ended by {row['finish']}"

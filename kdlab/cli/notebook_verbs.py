@@ -1,0 +1,60 @@
+"""`kdlab run` and `kdlab report`."""
+
+import argparse
+from pathlib import Path
+
+from kdlab.cli.output import print_json, print_table, record_tables, say
+
+
+def run_run(arguments: argparse.Namespace) -> int:
+    """Execute one notebook with parameters, or list the parameters it takes."""
+    from kdlab.report import declared_parameters, read_notebook, run_notebook
+    from kdlab.report.param_text import parse_assignments
+
+    path = Path(arguments.notebook)
+    declared = declared_parameters(read_notebook(path), path.name) or {}
+    if arguments.list:
+        rows = [{"name": p.name, "default": p.default, "help": p.help} for p in declared.values()]
+        if arguments.json:
+            print_json(rows)
+        else:
+            print_table([row | {"default": repr(row["default"])} for row in rows])
+        return 0
+    run = run_notebook(
+        path,
+        parse_assignments(arguments.parameter, declared),
+        arguments.output,
+        timeout_s=arguments.timeout,
+        cell_timeout_s=arguments.cell_timeout,
+        skip_done=not arguments.again,
+        progress=say,
+    )
+    if arguments.json:
+        print_json(
+            {"output": str(run.output), "seconds": run.seconds, "skipped": run.skipped, "record": run.record}
+        )
+    else:
+        state = "finished before, nothing has changed since; it took" if run.skipped else "finished in"
+        print(f"{run.output}: {state} {run.seconds:.0f} s")
+    return 0
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the report of executed notebooks, and print the tables of their result records."""
+    from kdlab.report import build_report, export_figures, read_notebook, read_outcome
+
+    html = build_report(arguments.notebooks, arguments.output, title=arguments.title)
+    figures = export_figures(arguments.notebooks, arguments.figures) if arguments.figures else []
+    records = [read_outcome(read_notebook(Path(path))).record or {} for path in arguments.notebooks]
+    if arguments.json:
+        print_json({"report": str(html), "figures": [str(path) for path in figures], "records": records})
+        return 0
+    for record in records:
+        for name, rows in record_tables(record):
+            print(f"{name}:")
+            print_table(rows)
+            print()
+    if figures:
+        print(f"figures: {len(figures)} in {arguments.figures}")
+    print(f"report: {html.resolve()}")
+    return 0

@@ -1,0 +1,84 @@
+"""What the verbs print: JSON for programs, plain tables for people, progress on standard error."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as one JSON document; what JSON cannot say (NaN, infinity) is null."""
+    print(json.dumps(_to_json(value), ensure_ascii=False, indent=1, allow_nan=False))
+
+
+def _to_json(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows of equal keys under their names, numbers to the right."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    texts = [[_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
+    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    for line in [names, *texts]:
+        cells = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (not isinstance(value, bool | str) and isinstance(value, int | float))
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) >= 1000 or abs(value) < 0.001 else f"{value:.3f}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+
+
+def record_tables(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield (name, rows) of every table in a notebook's result record: a list of dictionaries of plain values."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from record_tables(value)
+        elif isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            yield str(name), value
+
+
+class Progress:
+    """Progress on standard error: one line that is redrawn on a terminal, now and then a new line elsewhere."""
+
+    def __init__(self, name: str, *, every_s: float = 5.0) -> None:
+        self._name, self._every_s, self._last = name, every_s, -math.inf
+        self._started, self._terminal = time.monotonic(), sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Say that `done` of `total` prompts are done."""
+        now = time.monotonic()
+        if now - self._last < (0.2 if self._terminal else self._every_s) and done < total:
+            return
+        self._last = now
+        end = "\n" if done >= total or not self._terminal else ""
+        start = "\r" if self._terminal else ""
+        line = f"{start}{self._name}: {done} of {total} prompts, {now - self._started:.0f} s"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+
+def say(line: str) -> None:
+    """Print one line of progress on standard error."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,146 @@
+"""The words of the command line: verbs, options, their help and examples."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from kdlab import __version__
+from kdlab.cli import doctor, model_verbs, notebook_verbs
+
+STATUSES = """exit status:
+  0    done
+  1    the work failed, or its output could not be written
+  2    wrong usage, a bad value, or a file that is missing or is not what it should be
+  3    a notebook did not finish; what ran of it is in its .partial.ipynb
+  130  interrupted
+"""
+DEFAULT_BUDGETS = "0,1,3,7,15,31,63"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser; `parse_args(...).verb` is the function of the verb, called with the arguments."""
+    parser = argparse.ArgumentParser(
+        prog="kdlab",
+        description="A workbench for DDTree speculative decoding of Kimi K2.6.",
+        epilog=f"`kdlab VERB --help` shows examples.\n\n{STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kdlab {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    _add_doctor(verbs)
+    _add_generate(verbs)
+    _add_record(verbs)
+    _add_sweep(verbs)
+    _add_run(verbs)
+    _add_report(verbs)
+    return parser
+
+
+def _add_verb(
+    verbs: Any, name: str, verb: Callable[[argparse.Namespace], int], text: str, examples: str
+) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"examples:\n{lines}\n\n{STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(verb=verb)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    return parser
+
+
+def _add_doctor(verbs: Any) -> None:
+    text = "Say what this machine has, whether the shipped data is whole, and whether kdlab can run."
+    _add_verb(verbs, "doctor", doctor.run_doctor, text, "kdlab doctor\nkdlab doctor --json")
+
+
+def _add_generate(verbs: Any) -> None:
+    examples = """
+        kdlab generate data/prompts/tiny.jsonl --limit 2
+        kdlab generate --prompt "the dog meets the cat at the " --method ar --max-new-tokens 32
+        kdlab generate data/prompts/tiny.jsonl --budget 15 --temperature 0.6 --seed 7 --json
+        kdlab generate data/prompts/tiny.jsonl --method chain --budget 7 -o run.parquet
+    """
+    text = "Decode prompts and print the text with its tokens per round."
+    parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples)
+    _add_model_options(parser)
+    parser.add_argument("--method", default="ddtree", help="ar, chain, ddtree or beam (default: %(default)s)")
+    parser.add_argument("--budget", type=int, default=32, help="tree nodes without the root (default: %(default)s)")
+    parser.add_argument("--width", type=int, help="nodes a depth of --method beam")
+    parser.add_argument("-o", "--output", metavar="FILE", help="save every round as Parquet")
+
+
+def _add_record(verbs: Any) -> None:
+    examples = """
+        kdlab record data/prompts/tiny.jsonl -o field.parquet
+        kdlab record data/prompts/tiny.jsonl -o field.parquet --top-k 128 --max-new-tokens 200
+    """
+    text = "Decode prompts once and keep the draft at every position: the draft field, from which `sweep` works."
+    parser = _add_verb(verbs, "record", model_verbs.run_record, text, examples)
+    _add_model_options(parser)
+    parser.add_argument("--top-k", type=int, default=64, help="draft candidates kept a slot (default: %(default)s)")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the Parquet file to write")
+
+
+def _add_sweep(verbs: Any) -> None:
+    examples = """
+        kdlab sweep field.parquet
+        kdlab sweep field.parquet --budgets 0-64
+        kdlab sweep field.parquet --budgets 7,15,31,100 --truncated --json
+    """
+    text = "Tokens per round at every budget, from a recorded draft field; no model is run."
+    parser = _add_verb(verbs, "sweep", model_verbs.run_sweep, text, examples)
+    parser.add_argument("field", metavar="FIELD", help="a file that `kdlab record` wrote")
+    parser.add_argument(
+        "--budgets", default=DEFAULT_BUDGETS, help="numbers and ranges, with commas (default: %(default)s)"
+    )
+    parser.add_argument("--truncated", action="store_true", help="admit budgets above the field's top-k and mark them")
+
+
+def _add_run(verbs: Any) -> None:
+    examples = """
+        kdlab run notebooks/10_budget_sweep.ipynb
+        kdlab run notebooks/10_budget_sweep.ipynb --list
+        kdlab run notebooks/10_budget_sweep.ipynb -p full=true -p device=cuda -o runs/full.ipynb
+        kdlab run notebooks/00_start_here.ipynb --cell-timeout 60 --again
+    """
+    text = "Execute one notebook with parameters. A finished run with the same inputs is not run again."
+    parser = _add_verb(verbs, "run", notebook_verbs.run_run, text, examples)
+    parser.add_argument("notebook", metavar="NOTEBOOK")
+    parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the executed notebook (default: runs/<its name>)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="limit of the whole run")
+    parser.add_argument("--cell-timeout", type=float, metavar="SECONDS", help="limit of each cell")
+    parser.add_argument("--again", action="store_true", help="run also when a finished run is there")
+    parser.add_argument("--list", action="store_true", help="print the parameters and their defaults, run nothing")
+
+
+def _add_report(verbs: Any) -> None:
+    examples = """
+        kdlab report runs/00_start_here.ipynb runs/10_budget_sweep.ipynb
+        kdlab report runs/10_budget_sweep.ipynb -o sweep.html --title "Budget sweep" --figures figures
+    """
+    text = "Write one self-contained HTML file from executed notebooks, and print their tables."
+    parser = _add_verb(verbs, "report", notebook_verbs.run_report, text, examples)
+    parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="executed notebooks, in the report's order")
+    parser.add_argument("-o", "--output", metavar="FILE", default="reports/kdlab.html", help="(default: %(default)s)")
+    parser.add_argument("--title", default="kdlab report", help="(default: %(default)s)")
+    parser.add_argument("--figures", metavar="FOLDER", help="also write every figure as a PNG file into this folder")
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="?", metavar="PROMPTS", help="a .jsonl file of prompts")
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of the file")
+    parser.add_argument("--target", default="bundled", help="a checkpoint directory, or a shipped pair's name")
+    parser.add_argument("--drafter", metavar="DIR", help="a DFlash checkpoint directory (default: the pair's own)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="cap on each output (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--streams", type=int, help="prompts decoded together (default: up to 8)")

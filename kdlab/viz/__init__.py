@@ -1,0 +1,50 @@
+"""Results in, matplotlib axes out: draft trees, coloured text, the budget sweep, acceptance; widgets on top of them."""
+
+from kdlab.viz.acceptance import (
+    plot_acceptance_by_depth,
+    plot_calibration,
+    plot_length_histogram,
+    plot_missed_mass,
+    plot_rank_heatmap,
+)
+from kdlab.viz.arms import arm_label
+from kdlab.viz.findings import acceptance_findings, cost_findings, speed_findings
+from kdlab.viz.sweep import (
+    best_sentence,
+    plot_budget_sweep,
+    plot_by_kind,
+    plot_cost,
+    plot_speed,
+    plot_tokens_per_round,
+)
+from kdlab.viz.text import text_html, token_origins
+from kdlab.viz.theme import caption, figure_of, png_bytes
+from kdlab.viz.trees import plot_draft_tree, plot_rounds, round_title
+from kdlab.viz.widgets import RoundViewer
+
+__all__ = [
+    "RoundViewer",
+    "acceptance_findings",
+    "arm_label",
+    "best_sentence",
+    "caption",
+    "cost_findings",
+    "figure_of",
+    "plot_acceptance_by_depth",
+    "plot_budget_sweep",
+    "plot_by_kind",
+    "plot_calibration",
+    "plot_cost",
+    "plot_draft_tree",
+    "plot_length_histogram",
+    "plot_missed_mass",
+    "plot_rank_heatmap",
+    "plot_rounds",
+    "plot_speed",
+    "plot_tokens_per_round",
+    "png_bytes",
+    "round_title",
+    "speed_findings",
+    "text_html",
+    "token_origins",
+]

@@ -1,0 +1,79 @@
+"""What the numbers of a budget sweep say, in sentences made from the numbers."""
+
+import numpy as np
+import pandas as pd
+
+from kdlab.errors import ArgumentError
+from kdlab.study import BestBudget
+from kdlab.viz.arms import arm_label
+from kdlab.viz.sweep import best_sentence, percent
+
+
+def acceptance_findings(summary: pd.DataFrame, budgets: list[int]) -> str:
+    """Say what trees accept, and what the best chain accepts, as a Markdown list.
+
+    Args:
+        summary: from `kdlab.study.summarize`, one row a (method, setting), trees and chains among them.
+        budgets: tree budgets to name, each in the summary.
+
+    Raises:
+        ArgumentError: a budget, or every chain, is missing.
+    """
+    chains = summary[summary["method"] == "chain"]
+    if chains.empty:
+        raise ArgumentError("summary", "rows of chains", "none")
+    chain = chains.loc[chains["tokens_per_round"].idxmax()]
+    lines = [f"- The longest rounds of any chain: {_tokens(chain)} ({arm_label('chain', chain['setting'])})."]
+    for budget in budgets:
+        found = summary[(summary["method"] == "ddtree") & (summary["setting"] == budget)]
+        if found.empty:
+            raise ArgumentError("budgets", "budgets of the summary", budget)
+        tree = found.iloc[0]
+        more = percent(tree["tokens_per_round"] / chain["tokens_per_round"] - 1.0)
+        lines.append(f"- A tree of budget {budget}: {_tokens(tree)}, {more} against that chain.")
+    return "\n".join(lines)
+
+
+def cost_findings(speed: pd.DataFrame) -> str:
+    """Say what the timed rounds cost against a round of AR, as a Markdown list.
+
+    Args:
+        speed: from `kdlab.study.speed`; rows whose time was not measured are left out.
+    """
+    measured = speed[speed["cost_source"] == "measured"]
+    plain = measured[measured["method"] == "ar"]
+    lines = []
+    for row in measured[measured["method"].isin(("ar", "chain", "ddtree"))].to_dict("records"):
+        line = f"- {arm_label(row['method'], row['setting'])}: {row['round_ms']:.3g} ms a round"
+        if len(plain) and row["method"] != "ar":
+            line += f", {row['round_ms'] / plain['round_ms'].iloc[0]:.2f} times a round of AR"
+        lines.append(line + ".")
+    return "\n".join(lines)
+
+
+def speed_findings(best: BestBudget) -> str:
+    """Say which budget is best, by how much over the best control, and how far that holds, as Markdown."""
+    headline, certainty = best_sentence(best).split("\n")
+    lines = [
+        f"**{headline}.** {certainty}",
+        f"- Budget and control were chosen on the prompts that the margin is computed on, so it leans upwards: where both "
+        f"are chosen on the other prompts and measured on the one left out, the margin is {_known(best.held_out_margin)}.",
+        f"- Another draw of these prompts names the same budget in {100.0 * best.selected_share:.0f} % of cases.",
+        f"- Against AR: {_known(best.margin_over_ar)}.",
+    ]
+    if best.simulated:
+        lines.append("- **Simulated**: one half of this quotient is no measurement.")
+    if best.interpolated:
+        lines.append("- Some round times of controls were interpolated between timed chains.")
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def _tokens(row: pd.Series) -> str:
+    text = f"{row['tokens_per_round']:.2f} tokens per round"
+    if np.isnan(row["tokens_per_round_low"]):
+        return f"{text} (no interval from {row['num_prompts']} prompts)"
+    return f"{text} ({row['tokens_per_round_low']:.2f} to {row['tokens_per_round_high']:.2f})"
+
+
+def _known(share: float) -> str:
+    return "not known" if np.isnan(share) else percent(share)

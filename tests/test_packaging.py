@@ -1,0 +1,157 @@
+"""pyproject.toml, the lock file, environment.yml and the lists of shipped data agree with each other."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import kdlab
+from kdlab.cli.doctor import check_data
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCKED_EXTRAS = ("lab", "report", "test", "dev")
+CONDA_EXTRAS = ("gpu", "lab", "report", "test")
+# The few packages whose conda-forge names differ from PyPI's.
+CONDA_NAMES = {"torch": "pytorch-gpu", "matplotlib": "matplotlib-base", "nvidia-cuda-nvrtc": "cuda-nvrtc"}
+
+
+def requirements(*extras):
+    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    return {canonicalize_name(Requirement(text).name): Requirement(text).specifier for text in texts}
+
+
+def locked():
+    lines = (ROOT / "requirements-cpu.lock").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def conda():
+    found, pip = {}, {}
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    for entry in environment["dependencies"]:
+        if isinstance(entry, dict):
+            pip = {canonicalize_name(Requirement(x).name): x for x in entry["pip"] if not x.startswith("-")}
+        else:
+            name, _, specifier = entry.partition(" ")
+            found[name] = specifier
+    return environment["channels"], found, pip
+
+
+def test_the_lock_satisfies_pyproject():
+    versions = {canonicalize_name(name): version for name, version in locked().items()}
+    wrong = [
+        f"{name}: {versions.get(name)} is not {specifier}"
+        for name, specifier in requirements(*LOCKED_EXTRAS).items()
+        if name not in versions or Version(versions[name]) not in specifier
+    ]
+    assert wrong == []
+
+
+def test_the_lock_is_a_plain_cpu_list():
+    pins = locked()
+    assert pins["torch"] == "2.13.0"
+    assert list(pins) == sorted(pins, key=lambda name: (name + "==").lower())
+    for name, version in pins.items():
+        assert re.fullmatch(r"[\w.-]+", name)
+        assert re.fullmatch(r"[\w.]+", version), f"{name}: {version}"
+        assert not re.match(r"nvidia|cuda|triton", name)
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="this is not the environment that the lock made")
+def test_the_environment_is_what_the_lock_says():
+    names = locked()
+    code = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    here = {canonicalize_name(name): Version(version).public for name, version in (x.split("==") for x in lines)}
+    assert {name: here.get(canonicalize_name(name)) for name in names} == names
+
+
+def test_environment_yml_is_in_step():
+    channels, found, pip = conda()
+    assert channels == ["conda-forge", "nodefaults"]
+    wanted = requirements(*CONDA_EXTRAS)
+    wrong = []
+    for name, specifier in wanted.items():
+        got = found.get(CONDA_NAMES.get(name, name))
+        if got is None and name in pip:
+            got = str(Requirement(pip[name]).specifier)
+        if got is None or set(got.split(",")) != set(str(specifier).split(",")):
+            wrong.append(f"{name}: {got} is not {specifier}")
+    assert wrong == []
+    known = {CONDA_NAMES.get(name, name) for name in wanted} | {"python", "cuda-version", "pip"}
+    assert set(found) - known == set()
+    assert not [name for name in pip if name.startswith(("nvidia", "torch", "cuda"))]
+    assert set(f">={PROJECT['requires-python'].removeprefix('>=')}".split(",")) <= set(found["python"].split(","))
+
+
+def test_the_package_says_one_version():
+    assert PROJECT["version"] == kdlab.__version__
+    assert f"## {kdlab.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+
+
+def test_every_shipped_file_is_listed_with_size_and_hash():
+    text = (ROOT / "data" / "README.md").read_text()
+    missing = []
+    for path in sorted((ROOT / "data").rglob("*")):
+        if path.is_file() and path.name != "README.md":
+            content, name = path.read_bytes(), path.relative_to(ROOT / "data").as_posix()
+            row = f"| `{name}` | {len(content):,} | `{hashlib.sha256(content).hexdigest()}` |"
+            if row not in text:
+                missing.append(row)
+    assert missing == [], "these rows belong into data/README.md:\n" + "\n".join(missing)
+    assert check_data(ROOT / "data") == []
+
+
+def test_a_damaged_or_missing_file_is_found(tmp_path):
+    content = b"weights"
+    row = f"| `a.bin` | 7 | `{hashlib.sha256(content).hexdigest()}` |"
+    assert check_data(tmp_path)
+    (tmp_path / "README.md").write_text("no table")
+    assert check_data(tmp_path)
+    (tmp_path / "README.md").write_text(row)
+    assert check_data(tmp_path) == ["a.bin is missing"]
+    (tmp_path / "a.bin").write_bytes(b"Weights")
+    assert check_data(tmp_path) == ["a.bin has other bytes than the list says"]
+    (tmp_path / "a.bin").write_bytes(content)
+    assert check_data(tmp_path) == []
+
+
+def test_ci_runs_make_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = [line for line in script.read_text().splitlines() if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["exec make test"]
+
+
+def test_missing_packages_are_named():
+    script = str(ROOT / ".ci" / "missing-packages.py")
+    whole = subprocess.run([sys.executable, script, "report", "test"], capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    lacking = subprocess.run([sys.executable, "-S", script, "report"], capture_output=True, text=True)
+    assert lacking.returncode == 1
+    assert "lacks packages that kdlab needs: torch>=2.11, numpy>=2" in lacking.stderr
+
+
+def test_make_explains_itself_and_refuses_cuda_without_an_interpreter(tmp_path):
+    def make(*arguments):
+        return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+    assert "make lab" in make().stdout
+    refused = make("lab", "DEVICE=cuda")
+    assert refused.returncode != 0
+    assert "PYTHON=/path/to/python" in refused.stderr
+    bare = tmp_path / "python without packages"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    assert "lacks packages" in make("lab", "DEVICE=cuda", f"PYTHON={bare}").stderr
