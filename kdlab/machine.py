@@ -18,7 +18,7 @@ def machine_facts(device: torch.device | None = None) -> dict[str, Any]:
     """Return software versions, CPU, a hash of the host name, and the GPU of a run on `device` (see `gpu_facts`)."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "os": platform.platform(),
         "hostname_hash": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],

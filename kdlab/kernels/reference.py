@@ -102,9 +102,9 @@ def moe_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: ExpertW
     gate, up = torch.cat([F.linear(g, m[0]) for g, m in zip(groups, matrices, strict=True)]).chunk(2, dim=-1)
     hidden = (F.silu(gate) * up).split(sizes)
     out = torch.cat([F.linear(h, m[1]) for h, m in zip(hidden, matrices, strict=True)])
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     wide = compute_dtype(x.dtype)
-    return (out[back].view(num_rows, top_k, -1).to(wide) * weights[..., None].to(wide)).sum(1).to(x.dtype)
+    by_row = torch.empty(out.shape, dtype=wide, device=x.device).index_copy_(0, order, out.to(wide))
+    return torch.bmm(weights[:, None].to(wide), by_row.view(num_rows, top_k, -1))[:, 0].to(x.dtype)
 
 
 def kv_commit(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor) -> None:

@@ -182,6 +182,7 @@ def test_tables_are_aligned_and_found_in_records(capsys):
 @pytest.mark.notebook
 def test_run_and_report(kdlab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
     source = notebook(tmp_path, FINAL)
     status, out, _ = kdlab("run", source, "--list", "--json")
     assert json.loads(out) == [{"name": "budget", "default": 32, "help": "tree nodes"}]
@@ -211,7 +212,7 @@ def test_a_failing_and_an_interrupted_notebook(kdlab, tmp_path):
     source = notebook(tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')\nimport time\ntime.sleep(600)", name="slow")
     command = [sys.executable, "-m", "kdlab.cli", "run", str(source), "-o", str(tmp_path / "s.ipynb")]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 40
+    until = time.monotonic() + 90
     while not (tmp_path / "started").exists() and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
