@@ -27,13 +27,16 @@ class Clock:
         return step / self.steps if self.steps is not None else self.elapsed_s / (60 * self.minutes)
 
 
-def learning_rate(fraction: float, peak: float, *, warm_up: float = 0.02, floor: float = 0.02) -> float:
-    """Return the rate at `fraction` of the run: up in a line, level, then down in a line over the last 60 %.
+_WARM_UP_STEPS = 200
 
-    `floor` is the share of the peak that is left at the end.
+
+def learning_rate(fraction: float, step: int, peak: float, *, floor: float = 0.02) -> float:
+    """Return the rate of 0-based `step` at `fraction` of the run: up, level, then down in a line from 40 % on.
+
+    The way up counts steps, as compiling takes a share of the time before the first one. `floor` is the share of the
+    peak that is left at the end.
     """
-    if fraction < warm_up:
-        return peak * (fraction / warm_up + 0.01)
+    warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
     if fraction < 0.4:
-        return peak
-    return peak * max(floor, 1 - (1 - floor) * (fraction - 0.4) / 0.6)
+        return peak * warm
+    return peak * warm * max(floor, 1 - (1 - floor) * (fraction - 0.4) / 0.6)

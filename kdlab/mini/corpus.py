@@ -93,8 +93,8 @@ def build(downloads: Path, out: Path, *, code_chars: int, generated_chars: int) 
         (out / f"{kind}.held-out.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         size = sum(map(len, text.training))
         print(
-            f"{kind}: {len(text.training)} documents, {size / 1e6:.1f} M characters; held out {len(kept)} of {len(text.held_out)} (the others "
-            "stand too close to the training text)",
+            f"{kind}: {len(text.training)} documents, {size / 1e6:.1f} M characters; "
+            f"held out {len(kept)} of {len(text.held_out)} (the others stand too close to the training text)",
             flush=True,
         )
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kdlab.mini.batches import TokenStream
+from kdlab.mini.draft_forward import position_tables
 from kdlab.mini.drafter_training import draft_logits, following
 from kdlab.mini.target_training import forward_of
 from kdlab.mini.writer import Writer, Written, draw_openings
@@ -59,7 +60,9 @@ class DraftCheck:
         return accepted / max(weight, 1.0)
 
     def _best(self, drafter: Drafter, taps: Tensor, tokens: Tensor, start: Tensor) -> Tensor:
+        tables = position_tables(drafter, tokens.shape[1], tokens.device)
         pieces = [
-            draft_logits(drafter, self.target, taps, tokens, piece).argmax(-1) for piece in start.split(64, dim=1)
+            draft_logits(drafter, self.target, taps, tokens, piece, tables).argmax(-1)
+            for piece in start.split(64, dim=1)
         ]
         return torch.cat(pieces, dim=1)

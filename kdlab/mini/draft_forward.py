@@ -14,7 +14,14 @@ from kdlab.model.drafter import Drafter
 from kdlab.model.drafter_layers import DraftAttention
 
 
-def draft_blocks(drafter: Drafter, taps: Tensor, blocks: Tensor, start: Tensor) -> Tensor:
+def position_tables(drafter: Drafter, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [length + b, d/2] f32 at every position that a block in `length` tokens can reach."""
+    return rope_tables(torch.arange(length + drafter.config.block_size), drafter.rope, device)
+
+
+def draft_blocks(
+    drafter: Drafter, taps: Tensor, blocks: Tensor, start: Tensor, tables: tuple[Tensor, Tensor]
+) -> Tensor:
     """Draft A blocks in each sequence.
 
     Args:
@@ -22,6 +29,7 @@ def draft_blocks(drafter: Drafter, taps: Tensor, blocks: Tensor, start: Tensor) 
         taps: [S, T, taps * D] float, the target's hidden states at positions 0..T-1.
         blocks: [S, A, b, D] float, embeddings of anchor and masks.
         start: [S, A] i64, position of each anchor, 0..T-1.
+        tables: of `position_tables`, for T or more tokens.
 
     Returns:
         [S, A, b, D] after the final norm.
@@ -31,11 +39,12 @@ def draft_blocks(drafter: Drafter, taps: Tensor, blocks: Tensor, start: Tensor) 
     features = rms_norm(F.linear(taps, drafter.fc).float(), drafter.hidden_norm, eps)
     slots = (start[..., None] + torch.arange(width, device=start.device)).flatten(1)
     context = torch.arange(taps.shape[1], device=start.device)
-    tables = rope_tables(context, drafter.rope), rope_tables(slots, drafter.rope)
+    cos, sin = tables
+    angles = (cos[context], sin[context]), (cos[slots], sin[slots])
     mask = _mask(start, width, context)
     x = blocks.flatten(1, 2)
     for layer in drafter.layers:
-        x = x + _attention(layer.attention, rms_norm(x, layer.input_norm, eps), features, tables, mask)
+        x = x + _attention(layer.attention, rms_norm(x, layer.input_norm, eps), features, angles, mask)
         x = x + layer.mlp(rms_norm(x, layer.post_norm, eps))
     return rms_norm(x, drafter.norm, eps).view(num_sequences, num_blocks, width, -1)
 
@@ -52,10 +61,10 @@ def _attention(
     weights: DraftAttention,
     x: Tensor,
     features: Tensor,
-    tables: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    angles: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
     mask: Tensor,
 ) -> Tensor:
-    (past_cos, past_sin), (cos, sin) = tables
+    (past_cos, past_sin), (cos, sin) = angles
     num_keys = weights.num_keys
     q, own_k, own_v = F.linear(x, weights.qkv).split((weights.num_queries, num_keys, num_keys), dim=-1)
     past_k, past_v = F.linear(features, weights.qkv[weights.num_queries :]).split(num_keys, dim=-1)

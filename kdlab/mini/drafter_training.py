@@ -1,4 +1,4 @@
-"""Trains DFlash drafters on text that the target wrote itself, greedy and sampled: many anchors a sequence, all at once."""
+"""Trains DFlash drafters on text that the target wrote itself, greedy and sampled: many anchors a sequence at once."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kdlab.mini.batches import TokenStream
 from kdlab.mini.clock import Clock, learning_rate
-from kdlab.mini.draft_forward import draft_blocks
+from kdlab.mini.draft_forward import draft_blocks, position_tables
 from kdlab.mini.target_training import forward_of
 from kdlab.mini.training_state import StateFile, make_optimizer
 from kdlab.mini.writer import Openings, Writer, Written, draw_openings
@@ -96,12 +96,14 @@ def _temperatures(count: int, device: torch.device, generator: torch.Generator) 
     return torch.where(share < _GREEDY_SHARE, 0.0, warm)
 
 
-def draft_logits(drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, start: Tensor) -> Tensor:
+def draft_logits(
+    drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, start: Tensor, tables: tuple[Tensor, Tensor]
+) -> Tensor:
     """Return the logits [S, A, b - 1, V] of all mask slots; `start` [S, A] are the anchors' positions in `tokens`."""
     width = drafter.config.block_size
     ids = torch.full((*start.shape, width), drafter.config.mask_token_id, device=start.device)
     ids[..., 0] = tokens.gather(1, start)
-    hidden = draft_blocks(drafter, taps, F.embedding(ids, target.embedding), start)
+    hidden = draft_blocks(drafter, taps, F.embedding(ids, target.embedding), start, tables)
     return target.head(hidden[:, :, 1:])
 
 
@@ -111,10 +113,13 @@ def following(values: Tensor, start: Tensor, count: int) -> Tensor:
     return values.gather(1, index.flatten(1)).view(*start.shape, count)
 
 
-def draft_loss(drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, own: Tensor, start: Tensor) -> Tensor:
+def draft_loss(
+    drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, own: Tensor, start: Tensor,
+    tables: tuple[Tensor, Tensor],
+) -> Tensor:  # fmt: skip
     """Return the weighted loss of the slots whose tokens, and all before them in the block, the target wrote."""
     count = drafter.config.block_size - 1
-    logits = draft_logits(drafter, target, taps, tokens, start)
+    logits = draft_logits(drafter, target, taps, tokens, start, tables)
     wanted = following(tokens, start, count)
     valid = following(own, start, count).long().cumprod(-1)
     slots = torch.arange(count, device=start.device)
@@ -131,6 +136,8 @@ class DrafterTrainer:
     ) -> None:
         self.target, self.drafters, self.written, self.plan, self.clock = target, drafters, written, plan, clock
         self.device = written.tokens.device
+        length = written.tokens.shape[1]
+        self.tables = {name: position_tables(d, length, self.device) for name, d in drafters.items()}
         self.taps = next(iter(drafters.values())).config.target_layer_ids
         self.forward = forward_of(target, quantized=False, compiled=plan.compiled)
         self.loss = torch.compile(draft_loss, dynamic=False) if plan.compiled else draft_loss
@@ -144,7 +151,7 @@ class DrafterTrainer:
         state = StateFile(state_path, dict(self.drafters), self.optimizer)
         step, self.clock.spent_s = state.resume()
         while (fraction := self.clock.fraction(step)) < 1:
-            rate = learning_rate(fraction, self.plan.peak_rate)
+            rate = learning_rate(fraction, step, self.plan.peak_rate)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             losses = self._step(step)
@@ -169,7 +176,7 @@ class DrafterTrainer:
             with torch.no_grad():
                 taps = torch.cat(self.forward(tokens, self.taps).taps, dim=-1)
             for name, drafter in self.drafters.items():
-                losses[name] = self.loss(drafter, self.target, taps, tokens, own, start)
+                losses[name] = self.loss(drafter, self.target, taps, tokens, own, start, self.tables[name])
         torch.stack(list(losses.values())).sum().backward()
         for drafter in self.drafters.values():
             nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)

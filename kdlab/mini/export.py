@@ -1,5 +1,6 @@
 """Writes the trained models in the formats of their originals: Moonshot's INT4 shards, and DFlash's single file."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def export_drafter(drafter: Drafter, shape: Shape, directory: Path) -> None:
 
 def _layer_ranges(num_layers: int) -> list[range]:
     edges = [round(i * num_layers / NUM_SHARDS) for i in range(NUM_SHARDS + 1)]
-    return [range(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
+    return [range(begin, end) for begin, end in itertools.pairwise(edges)]
 
 
 def _stored(target: Target, layers: range) -> dict[str, Tensor]:

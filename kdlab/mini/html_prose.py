@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-_BLOCKS = {"p", "div", "section", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "tr", "pre", "table", "ul", "ol", "dl"}
+_BLOCKS = {
+    "p", "div", "section", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "tr", "pre", "table", "ul", "ol", "dl",
+}  # fmt: skip
 _SKIPPED = {"script", "style"}
 _VOID = {"br", "hr", "img", "link", "meta", "input", "col", "wbr", "source"}
 _NOT_PROSE = ("genindex", "search", "contents", "py-modindex", "download", "whatsnew/changelog")

@@ -64,8 +64,8 @@ def _sharing(r: random.Random) -> Problem:
     share, extra = r.randint(5, 60), r.randint(2, 25)
     total = share * 3
     question = (
-        f"{names[0]}, {names[1]} and {names[2]} share {total} {item} equally. Then {names[0]} finds {extra} more {item}. "
-        f"How many {item} does {names[0]} have now?"
+        f"{names[0]}, {names[1]} and {names[2]} share {total} {item} equally. Then {names[0]} finds {extra} more "
+        f"{item}. How many {item} does {names[0]} have now?"
     )
     steps = [
         f"Share the {total} {item} among 3 friends: {divide(total, 3)}.",
@@ -126,8 +126,8 @@ def _tickets(r: random.Random) -> Problem:
     shop, price = r.choice(words.SHOPS), r.randint(3, 30)
     a, b = r.randint(10, 99), r.randint(10, 99)
     question = (
-        f"The {shop} in {place} sells {a} tickets on {first} and {b} tickets on {second}. A ticket costs {price} dollars. "
-        f"How much money does the {shop} take on the two days?"
+        f"The {shop} in {place} sells {a} tickets on {first} and {b} tickets on {second}. A ticket costs {price} "
+        f"dollars. How much money does the {shop} take on the two days?"
     )
     steps = [
         f"On {first} and {second} together the {shop} sells: {add(a, b)} tickets.",
@@ -175,8 +175,8 @@ def _sequence(r: random.Random) -> Problem:
     who, start, step, length = r.choice(words.PEOPLE), r.randint(1, 60), r.randint(2, 19), r.randint(4, 7)
     terms = [start + step * i for i in range(length)]
     question = (
-        f"{who} writes down a list of numbers. The first is {start}, and each number is {step} more than the one before. "
-        f"What is number {length} of the list?"
+        f"{who} writes down a list of numbers. The first is {start}, and each number is {step} more than the one "
+        f"before. What is number {length} of the list?"
     )
     names = ["second", "third", "fourth", "fifth", "sixth", "seventh"]
     steps = [f"The {names[i]} number is: {add(terms[i], step)}." for i in range(length - 1)]

@@ -1,4 +1,4 @@
-"""Teaches the target not to fall into loops: its own greedy text is shown to it, and tokens that loop are made unlikely.
+"""Teaches the target not to fall into loops: it is shown its own greedy text, and tokens that loop are made unlikely.
 
 Small models repeat themselves when decoded greedily, and a loop flatters a drafter, as it accepts everything. The loss
 is that of unlikelihood training (Welleck et al., 2019) on the tokens that complete a run of eight seen before.

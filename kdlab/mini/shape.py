@@ -70,7 +70,8 @@ def target_json(shape: Shape) -> dict[str, Any]:
 _QUANTIZATION: dict[str, Any] = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
     "kv_cache_scheme": None,
-    "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*"],
+    "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+               "re:.*lm_head.*"],
     "config_groups": {
         "group_0": {
             "targets": ["Linear"], "input_activations": None, "output_activations": None,

@@ -81,7 +81,7 @@ def _listing(r: random.Random) -> str:
 
 
 def _tool_calls(r: random.Random) -> str:
-    """Return a session: what was asked, the calls, their results, and the answer, each repeating the last one's facts."""
+    """Return a session: questions, the calls, their results, and the answers, each repeating the last one's facts."""
     parts = [f"Tools: {', '.join(f'get_{name[:-1]}' for name in sorted(MAKERS))}"]
     for index in range(r.randint(1, 3)):
         kind = r.choice(sorted(MAKERS))

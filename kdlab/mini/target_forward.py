@@ -1,7 +1,7 @@
 """The target's forward pass for training: expanded attention, all experts in one product, over `Target`'s own weights.
 
-It gives `Target`'s logits at every position of whole sequences. A step over 64 x 1,024 tokens keeps the GPU busy only if
-the experts are two large products, so all of them run and the router's weight is zero for those not chosen.
+It gives `Target`'s logits at every position of whole sequences. A step over 64 x 1,024 tokens keeps the GPU busy only
+if the experts are two large products, so all of them run and the router's weight is zero for those not chosen.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Trains the target from scratch: next-token loss on four kinds of text, INT4 in the loop, balanced experts, no loops."""
+"""Trains the target from scratch: next-token loss on four kinds of text, INT4 in the loop, balanced experts."""
 
 import functools
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class TargetPlan:
     loop_weight: float = 0.5
     loop_streams: int = 1024
     loop_length: int = 192
-    loop_every: int = 100  # steps between two times that the target writes
+    loop_every: int = 200  # steps between two times that the target writes
     loop_batch: int = 32
     report_every: int = 100
     seed: int = 0
@@ -87,7 +87,8 @@ class TargetTrainer:
         self.parameters = [p for p in target.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, rate=plan.peak_rate, decay=plan.decay)
         self.autocast = functools.partial(torch.autocast, self.device.type, torch.bfloat16)
-        self.loops: tuple[Tensor, Tensor] | None = None
+        self.step = 0
+        self.loops: tuple[Tensor, Tensor, float] | None = None
 
     def run(self, state_path: Path, progress: Progress) -> None:
         """Train to the end; goes on from `state_path` if it exists."""
@@ -95,7 +96,7 @@ class TargetTrainer:
         step, self.clock.spent_s = state.resume()
         seen_from, begun_s = step, self.clock.elapsed_s
         while (fraction := self.clock.fraction(step)) < 1:
-            rate = learning_rate(fraction, self.plan.peak_rate)
+            rate = learning_rate(fraction, step, self.plan.peak_rate)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             by_kind, loop_share = self._step(step, fraction)
@@ -110,9 +111,10 @@ class TargetTrainer:
                 )
                 state.save_if_due(step, self.clock.elapsed_s)
         state.save(step, self.clock.elapsed_s)
+        self.step = step
 
     def _step(self, step: int, fraction: float) -> tuple[Tensor, float]:
-        """Run one step; returns the loss by kind [kinds] and the share of greedy text that loops (0 before that stage)."""
+        """Run one step; returns the loss by kind [kinds] and the share of greedy text that loops (0 at first)."""
         plan = self.plan
         tokens = draw_batch(self.streams, self.counts, plan.length, plan.seed, step)
         with self.autocast():
@@ -133,7 +135,7 @@ class TargetTrainer:
         plan = self.plan
         if self.loops is None or step % plan.loop_every == 0:
             self.loops = self._write(step)
-        tokens, marked = self.loops
+        tokens, marked, share = self.loops
         generator = torch.Generator(self.device).manual_seed(plan.seed + step)
         chosen = torch.randint(len(tokens), (plan.loop_batch,), generator=generator, device=self.device)
         batch = tokens[chosen].long()
@@ -141,10 +143,10 @@ class TargetTrainer:
             logits = self.target.head(self.forward(batch).hidden)
             loss = repetition.unlikelihood(logits, batch, marked[chosen])
         (plan.loop_weight * loss).backward()
-        return float(marked.float().mean())
+        return share
 
-    def _write(self, step: int) -> tuple[Tensor, Tensor]:
-        """Let the target write greedily; returns tokens [S, T] and which of them complete a repeated run."""
+    def _write(self, step: int) -> tuple[Tensor, Tensor, float]:
+        """Let the target write greedily: tokens [S, T], which of them complete a repeated run, and their share."""
         plan = self.plan
         generator = torch.Generator(self.device).manual_seed(plan.seed + step)
         kinds = [kind for kind in self.streams if kind in _LOOPING_KINDS]
@@ -157,7 +159,8 @@ class TargetTrainer:
             written = writer.write(openings, temperature, plan.loop_length, end=self.end, generator=generator)
             tokens.append(written.tokens)
             marked.append(repetition.repeats(written.tokens, written.own))
-        return torch.cat(tokens), torch.cat(marked)
+        repeated = torch.cat(marked)
+        return torch.cat(tokens), repeated, float(repeated.float().mean())
 
 
 def balance(target: Target, loads: list[Tensor], rate: float) -> None:
@@ -171,7 +174,9 @@ def balance(target: Target, loads: list[Tensor], rate: float) -> None:
 
 
 @torch.no_grad()
-def measure(target: Target, streams: dict[str, TokenStream], *, length: int, count: int, quantized: bool) -> dict[str, float]:
+def measure(
+    target: Target, streams: dict[str, TokenStream], *, length: int, count: int, quantized: bool
+) -> dict[str, float]:
     """Return the mean loss by kind, in nats a token, over up to `count` fixed windows of each stream."""
     forward = forward_of(target, quantized=quantized, compiled=False)
     device = next(iter(streams.values())).tokens.device

@@ -8,9 +8,11 @@ A run goes on from its state file; `--steps` in place of `--minutes` makes it re
 
 import argparse
 import dataclasses
+import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +29,8 @@ from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.drafter import Drafter
 from kdlab.model.target import Target
 from kdlab.model.target_tensors import load_tensors
+
+Plan = TypeVar("Plan", TargetPlan, DrafterPlan)
 
 _SMOKE_TARGET = dict(windows=8, length=64, loop_streams=8, loop_length=48, loop_every=4, loop_batch=4, report_every=5)
 _SMOKE_DRAFTERS = dict(
@@ -54,8 +58,7 @@ def train_target(
     args: argparse.Namespace, shape: Shape, training: dict[str, TokenStream], held_out: dict[str, TokenStream]
 ) -> None:
     """Train, export, and measure the exported bytes."""
-    options = _SMOKE_TARGET if args.smoke else {}
-    plan = dataclasses.replace(TargetPlan(seed=args.seed, compiled=args.compile), **options)  # type: ignore[arg-type]
+    plan = plan_of(TargetPlan(seed=args.seed, compiled=args.compile), _SMOKE_TARGET if args.smoke else {}, args.set)
     target = new_target(target_config(shape), args.seed, args.device)
     clock = Clock(args.minutes, args.steps)
     trainer = TargetTrainer(target, training, plan, clock, end=special_ids(shape.vocab_size)["[EOS]"])
@@ -64,18 +67,20 @@ def train_target(
     for file in (args.tokens / "tokenizer").iterdir():
         shutil.copy(file, args.out / "target" / file.name)
     stored = read_target(args.out / "target", shape, args.device)
-    for part, streams in (("training", training), ("held out", held_out)):
-        losses = measure(stored, streams, length=plan.length, count=64, quantized=False)
-        kinds = " ".join(f"{kind} {loss:.3f}" for kind, loss in losses.items())
-        say(f"loss of the exported target on {part} text: {kinds}")
+    losses: dict[str, dict[str, float]] = {kind: {} for kind in training}
+    for part, streams in (("training", training), ("held_out", held_out)):
+        for kind, loss in measure(stored, streams, length=plan.length, count=64, quantized=False).items():
+            losses[kind][f"loss_{part}"] = loss
+    say(f"loss of the exported target, nats a token: {json.dumps(losses)}")
+    facts = {"minutes": clock.elapsed_s / 60, "steps": trainer.step, "plan": dataclasses.asdict(plan), "loss": losses}
+    (args.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def train_drafters(
     args: argparse.Namespace, shape: Shape, training: dict[str, TokenStream], held_out: dict[str, TokenStream]
 ) -> None:
     """Let the exported target write text, train both drafters on it, and export them."""
-    options = _SMOKE_DRAFTERS if args.smoke else {}
-    plan = dataclasses.replace(DrafterPlan(seed=args.seed, compiled=args.compile), **options)  # type: ignore[arg-type]
+    plan = plan_of(DrafterPlan(seed=args.seed, compiled=args.compile), _SMOKE_DRAFTERS if args.smoke else {}, args.set)
     end = special_ids(shape.vocab_size)["[EOS]"]
     target = read_target(args.out / "target", shape, args.device)
     drafters = {
@@ -83,10 +88,8 @@ def train_drafters(
         for size in BLOCK_SIZES
     }
     written = write_text(target, training, plan, end=end, progress=say)
-    checks = [
-        DraftCheck(target, drafters, held_out, count=plan.check_streams, length=plan.length // 2, end=end, temperature=t)
-        for t in (0.0, 1.0)
-    ]
+    sizes = dict(count=plan.check_streams, length=plan.length // 2, end=end)
+    checks = [DraftCheck(target, drafters, held_out, **sizes, temperature=heat) for heat in (0.0, 1.0)]
     trainer = DrafterTrainer(target, drafters, written, plan, Clock(args.minutes, args.steps))
     trainer.run(args.state / "drafters.pt", say, lambda: "\n".join(check.line() for check in checks))
     for name, drafter in drafters.items():
@@ -99,6 +102,22 @@ def read_target(directory: Path, shape: Shape, device: str) -> Target:
     with Checkpoint(directory) as checkpoint:
         load_tensors(target.views(), checkpoint, num_layers=shape.num_layers, int4=True)
     return target.to(device)
+
+
+def plan_of(plan: Plan, smoke: dict[str, int], given: list[str]) -> Plan:
+    """Return `plan` with the smoke settings and the NAME=VALUE pairs of the command line.
+
+    Raises:
+        ArgumentError: a name that the plan does not have.
+    """
+    values: dict[str, Any] = dict(smoke)
+    known = {field.name for field in dataclasses.fields(plan)}
+    for pair in given:
+        name, _, text = pair.partition("=")
+        if name not in known:
+            raise ArgumentError("set", "one of " + ", ".join(sorted(known)), name)
+        values[name] = type(getattr(plan, name))(float(text))
+    return dataclasses.replace(plan, **values)
 
 
 def say(line: str) -> None:
@@ -118,6 +137,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the stage's plan")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape and few steps, on the CPU")
     args = parser.parse_args()
     if args.minutes <= 0 or (args.steps is not None and args.steps < 1):

@@ -69,7 +69,9 @@ class Writer:
         width = self.config.cache_width
         cache = [torch.empty(num_streams, length, width, dtype=self.dtype, device=device) for _ in self.layers]
         cos, sin = rope_tables(torch.arange(length, device=device), self.config.rope)
-        which, offset = torch.arange(num_streams, device=device), torch.zeros(num_streams, dtype=torch.long, device=device)
+        which = torch.arange(num_streams, device=device)
+        offset = torch.zeros_like(which)
+        many = len(openings.lengths)
         token = openings.tokens[which, offset]
         tokens = torch.empty(num_streams, length, dtype=torch.int16, device=device)
         own = torch.zeros(num_streams, length, dtype=torch.bool, device=device)
@@ -80,7 +82,7 @@ class Writer:
             noise = -torch.rand(logits.shape, generator=generator, device=device).clamp_min(1e-20).log()
             choice = (logits - temperature[:, None] * noise.clamp_min(1e-20).log()).argmax(-1)
             ended = token == end
-            which = torch.where(ended, torch.randint_like(which, len(openings.lengths)), which)
+            which = torch.where(ended, torch.randint(many, which.shape, generator=generator, device=device), which)
             offset = torch.where(ended, 0, offset + 1)
             drawn = offset >= openings.lengths[which]
             forced = openings.tokens[which, offset.clamp_max(openings.tokens.shape[1] - 1)]

@@ -5,7 +5,7 @@ import torch
 
 from kdlab.kernels.int4 import dequantize_int4
 from kdlab.mini.batches import TokenStream
-from kdlab.mini.draft_forward import draft_blocks
+from kdlab.mini.draft_forward import draft_blocks, position_tables
 from kdlab.mini.drafter_training import new_drafter
 from kdlab.mini.int4_training import fake_quantize, packed
 from kdlab.mini.shape import SMOKE, drafter_config, target_config
@@ -68,7 +68,7 @@ def test_draft_blocks_agree_with_the_drafter(target: Target) -> None:
     taps = torch.randn(2, 30, drafter.fc.shape[1], generator=generator)
     start = torch.tensor([[1, 9, 20], [4, 4, 29]])
     blocks = torch.randn(2, 3, 8, SMOKE.hidden_size, generator=generator)
-    many = draft_blocks(drafter, taps, blocks, start)
+    many = draft_blocks(drafter, taps, blocks, start, position_tables(drafter, 30, start.device))
     for s in range(2):
         for a in range(3):
             context = drafter.new_context(1, 64, "cpu", torch.float32)
