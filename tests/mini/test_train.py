@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import kdlab
+from kdlab.mini.corpus import KINDS
+from kdlab.mini.evaluate import evaluate, headlines
 from kdlab.mini.shape import SMOKE
+from kdlab.paths import DATA
 
 
 def _train(stage: str, tokens: Path, root: Path, steps: int) -> str:
@@ -52,3 +55,13 @@ def test_progress_says_speed_and_losses(trained: tuple[Path, str]) -> None:
     assert "M tok/s" in output
     assert "loss_held_out" in output
     assert "chain tokens per anchor" in output
+
+
+def test_evaluation_makes_one_row_a_block_size_temperature_and_kind(trained: tuple[Path, str]) -> None:
+    out, _ = trained
+    table = evaluate(out, DATA / "prompts", per_kind=1, max_new_tokens=16, device="cpu")
+    assert len(table) == 2 * 2 * len(KINDS)
+    assert (table["tree_64"] >= table["tree_8"]).all()
+    assert (table["experts_65"] >= table["experts_1"]).all()
+    assert table["loss_held_out"].notna().all()
+    assert len(headlines(table)) == 1 + (0 if table["loop"].all() else 2)
