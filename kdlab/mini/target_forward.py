@@ -6,18 +6,19 @@ if the experts are two large products, so all of them run and the router's weigh
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kdlab.config import TargetConfig
+from kdlab.errors import ConfigError
 from kdlab.kernels.reference import rms_norm
 from kdlab.kernels.rope import apply_rope, rope_tables
 from kdlab.mini.int4_training import fake_quantize
 from kdlab.model.moe import DenseExpertBank, MixtureOfExperts
-from kdlab.model.target import Target
+from kdlab.model.target import DecoderLayer, Target
 
 Weights = dict[str, Tensor]
 Block = Callable[[Tensor, Weights, TargetConfig, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
@@ -62,19 +63,27 @@ class TargetForward:
 
 def layer_weights(layer: torch.nn.Module) -> Weights:
     """Return the parameters of one `DecoderLayer` by the names that `block` reads."""
-    attention, mlp = layer.attention, layer.mlp
-    found = {
-        "input_norm": layer.input_norm, "post_norm": layer.post_norm, "qkv_a": attention.qkv_a,
+    decoder = cast(DecoderLayer, layer)
+    attention, mlp = decoder.attention, decoder.mlp
+    found: dict[str, Tensor | None] = {
+        "input_norm": decoder.input_norm, "post_norm": decoder.post_norm, "qkv_a": attention.qkv_a,
         "q_norm": attention.q_norm, "q_b": attention.q_b, "kv_norm": attention.kv_norm, "kv_b": attention.kv_b,
         "o": attention.o,
     }  # fmt: skip
     if not isinstance(mlp, MixtureOfExperts):
-        return found | {"gate_up": mlp.gate_up, "down": mlp.down}  # type: ignore[return-value]
+        return _given(found | {"gate_up": mlp.gate_up, "down": mlp.down})
     routed, shared = mlp.routed, mlp.shared
     if not isinstance(routed, DenseExpertBank) or shared is None:
-        raise TypeError("layer: expected dense routed experts and a shared one")
+        raise ConfigError("experts: expected dense routed experts and a shared one, got packed ones or none")
     found |= {"gate": mlp.router.gate, "bias": mlp.router.bias, "gate_up": shared.gate_up, "down": shared.down}
-    return found | {"experts_gate_up": routed.gate_up, "experts_down": routed.down}  # type: ignore[return-value]
+    return _given(found | {"experts_gate_up": routed.gate_up, "experts_down": routed.down})
+
+
+def _given(weights: dict[str, Tensor | None]) -> Weights:
+    absent = [name for name, weight in weights.items() if weight is None]
+    if absent:
+        raise ConfigError(f"q_lora_rank: expected a number, as this forward needs {', '.join(absent)}, got none")
+    return cast(Weights, weights)
 
 
 def block(

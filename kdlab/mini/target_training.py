@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from kdlab.mini.clock import Clock, learning_rate
 from kdlab.mini.target_forward import TargetForward, block
 from kdlab.mini.training_state import StateFile, make_optimizer
 from kdlab.mini.writer import Writer, draw_openings
-from kdlab.model.target import Target
+from kdlab.model.moe import MixtureOfExperts
+from kdlab.model.target import DecoderLayer, Target
 
 Progress = Callable[[str], None]
 _LOOPING_KINDS = ("code", "prose")  # the kinds in which a repeated run of eight is a loop and not a format
@@ -28,7 +30,7 @@ class TargetPlan:
 
     windows: int = 64
     length: int = 1024
-    peak_rate: float = 2.5e-3
+    peak_rate: float = 3e-3
     decay: float = 0.1
     balance_rate: float = 1e-3
     loop_from: float = 0.8  # fraction of the run at which the loss against loops begins
@@ -168,9 +170,10 @@ def balance(target: Target, loads: list[Tensor], rate: float) -> None:
 
     The loss-free balancing of DeepSeek-V3 (section 2.1.2): the bias takes part in the choice alone.
     """
-    routers = [layer.mlp.router for layer in target.layers if hasattr(layer.mlp, "router")]
+    layers = [cast(DecoderLayer, layer).mlp for layer in target.layers]
+    routers = [mlp.router for mlp in layers if isinstance(mlp, MixtureOfExperts)]
     for router, load in zip(routers, loads, strict=True):
-        router.bias += rate * (load.mean() - load).sign()
+        router.bias.add_(rate * (load.mean() - load).sign())
 
 
 @torch.no_grad()

@@ -33,10 +33,10 @@ def train_tokenizer(text: Path, vocab_size: int = VOCAB_SIZE) -> tokenizers.Toke
         ValueError: the sample gives fewer merges than the vocabulary has room for.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_SPLIT), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIAL),
         show_progress=False,
@@ -63,6 +63,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, without the pieces' merges formatted a line each."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[EOS]", "unk_token": "[UNK]"}
-    config |= {"bos_token": "[BOS]", "pad_token": "[PAD]", "clean_up_tokenization_spaces": False}
+    config: dict[str, str | bool] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {"bos_token": "[BOS]", "eos_token": "[EOS]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    config["clean_up_tokenization_spaces"] = False
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -13,7 +13,8 @@ _SAVE_EVERY_S = 150.0
 
 def make_optimizer(parameters: Iterable[nn.Parameter], *, rate: float, decay: float) -> torch.optim.AdamW:
     """Return AdamW: matrices decay, norms and biases do not."""
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for parameter in parameters:
         (matrices if parameter.dim() > 1 else vectors).append(parameter)
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
