@@ -5,7 +5,9 @@ V vocabulary · D hidden width · H heads · C latent width (kv_lora_rank) · R 
 E experts · b block size.
 """
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 
@@ -24,10 +26,36 @@ def check_int(name: str, value: object, *, minimum: int | None = None, maximum: 
     return number
 
 
+def check_float(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    below: float = math.inf,
+) -> float:
+    """Return `value` as a float, or raise ArgumentError: bools, NaN, infinities and values out of range are refused."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ArgumentError(name, "a finite number", repr(value))
+    number = float(value)
+    if not (above < number < below and minimum <= number <= maximum):
+        limits = {"above": above, "at least": minimum, "at most": maximum, "below": below}
+        expected = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
+        raise ArgumentError(name, f"a number {expected}", repr(value))
+    return number
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise ArgumentError unless `value` is one of `choices`."""
     if value not in choices:
         raise ArgumentError(name, "one of " + ", ".join(map(repr, choices)), repr(value))
+
+
+def check_integer_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raise ShapeError unless `tensor` holds integers; bool is none."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ShapeError(name, "an integer dtype", tensor.dtype)
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kdlab.checks import check_choice, check_int
+from kdlab.checks import check_choice, check_float, check_int
 from kdlab.decode.methods import Method, make_method
 from kdlab.errors import ArgumentError, NotSupported
 from kdlab.model.pair import Pair
@@ -59,8 +59,8 @@ def make_settings(
     return Settings(
         method=made,
         max_new_tokens=check_int("max_new_tokens", max_new_tokens, minimum=1),
-        temperature=_check_float("temperature", temperature, 0.0, None),
-        top_p=_check_top_p(top_p),
+        temperature=check_float("temperature", temperature, minimum=0.0),
+        top_p=check_float("top_p", top_p, above=0.0, maximum=1.0),
         seed=check_int("seed", seed, minimum=0, maximum=2**64 - 1),
         stop_token_ids=_check_stops(pair, stop_token_ids),
         streams=min(streams, num_prompts),
@@ -76,21 +76,6 @@ def _check_modes(impl: str, graph: str) -> None:
     check_choice("graph", graph, ("auto", "off", "on"))
     if graph == "on":
         raise NotSupported("graph", "'auto' or 'off'", repr(graph))
-
-
-def _check_float(name: str, value: object, minimum: float, maximum: float | None) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum or value == float("inf"):
-        raise ArgumentError(name, f"a finite number of at least {minimum}", repr(value))
-    if maximum is not None and value > maximum:
-        raise ArgumentError(name, f"a number of at most {maximum}", repr(value))
-    return float(value)
-
-
-def _check_top_p(value: object) -> float:
-    top_p = _check_float("top_p", value, 0.0, 1.0)
-    if top_p == 0.0:
-        raise ArgumentError("top_p", "0 < top_p <= 1", repr(value))
-    return top_p
 
 
 def _check_stops(pair: Pair, stop_token_ids: Iterable[int] | None) -> frozenset[int]:

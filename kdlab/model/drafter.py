@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_float, check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError, ConfigError
 from kdlab.kernels.reference import rms_norm
@@ -54,8 +54,7 @@ class Drafter(nn.Module):
             ArgumentError: the amplitude is not a finite number above 0.
         """
         super().__init__()
-        if not 0 < rope_amplitude < float("inf"):
-            raise ArgumentError("rope_amplitude", "a finite number above 0", rope_amplitude)
+        rope_amplitude = check_float("rope_amplitude", rope_amplitude, above=0.0)
         self.config = config
         self.rope = replace(config.rope, amplitude=config.rope.amplitude * rope_amplitude)
         width = config.hidden_size

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_integer_tensor, check_shape
 from kdlab.errors import ShapeError
 from kdlab.tree.draft_tree import DraftTree
 
@@ -69,8 +69,7 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
 
 def _check_target(tree: DraftTree, target_tokens: Tensor) -> Tensor:
     check_shape("target_tokens", target_tokens, list(tree.token.shape))
-    if target_tokens.is_floating_point() or target_tokens.dtype == torch.bool:
-        raise ShapeError("target_tokens", "an integer dtype", target_tokens.dtype)
+    check_integer_tensor("target_tokens", target_tokens)
     if target_tokens.device != tree.token.device:
         raise ShapeError("target_tokens", f"on {tree.token.device}", target_tokens.device)
     return target_tokens.long()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_shape
+from kdlab.checks import check_int, check_integer_tensor, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.tree.draft_tree import DraftTree, assemble
 from kdlab.tree.pack import Nodes, pack_nodes
@@ -100,8 +100,7 @@ def _check_inputs(log_probs: Tensor, token_ids: Tensor) -> None:
     check_shape("token_ids", token_ids, list(log_probs.shape))
     if not log_probs.is_floating_point():
         raise ShapeError("log_probs", "a float dtype", log_probs.dtype)
-    if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
-        raise ShapeError("token_ids", "an integer dtype", token_ids.dtype)
+    check_integer_tensor("token_ids", token_ids)
 
 
 def _good_rows(scores: np.ndarray) -> np.ndarray:

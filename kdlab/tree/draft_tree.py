@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_shape
-from kdlab.errors import ShapeError
+from kdlab.checks import check_int, check_integer_tensor, check_shape
 from kdlab.tree.ancestors import num_words, unpack_ancestors
 from kdlab.tree.imports import read_parents
 from kdlab.tree.pack import Nodes, pack_nodes
@@ -54,8 +53,7 @@ class DraftTree:
     def with_root(self, anchor: Tensor) -> "DraftTree":
         """Return the tree with `anchor` ([S] int) as the token of each root."""
         check_shape("anchor", anchor, [self.num_streams])
-        if anchor.is_floating_point() or anchor.dtype == torch.bool:
-            raise ShapeError("anchor", "integer token ids", anchor.dtype)
+        check_integer_tensor("anchor", anchor)
         token = self.token.clone()
         token[:, 0] = anchor
         return replace(self, token=token)

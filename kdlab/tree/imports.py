@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_integer_tensor, check_shape
 from kdlab.errors import ShapeError
 from kdlab.tree.pack import Nodes
 from kdlab.tree.parents import check_parents, check_tokens, fault
@@ -44,8 +44,8 @@ def _as_batch(name: str, value: Array, *, integer: bool, shape: torch.Size | Non
         check_shape(name, tensor, list(shape))
     elif tensor.dim() != 2 or tensor.shape[1] == 0:
         raise ShapeError(name, "[N] or [S, N] with the root at least", list(tensor.shape))
-    if integer and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
-        raise ShapeError(name, "integers", tensor.dtype)
+    if integer:
+        check_integer_tensor(name, tensor)
     return tensor
 
 
