@@ -11,6 +11,7 @@ from kdlab.viz.arms import arm_label
 from kdlab.viz.findings import acceptance_findings, cost_findings, speed_findings
 from kdlab.viz.sweep import (
     best_sentence,
+    percent,
     plot_budget_sweep,
     plot_by_kind,
     plot_cost,
@@ -30,6 +31,7 @@ __all__ = [
     "caption",
     "cost_findings",
     "figure_of",
+    "percent",
     "plot_acceptance_by_depth",
     "plot_budget_sweep",
     "plot_by_kind",
