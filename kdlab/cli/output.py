@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -49,15 +49,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) >= 1000 or abs(value) < 0.001 else f"{value:.3f}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-
-
-def record_tables(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield (name, rows) of every table in a notebook's result record: a list of dictionaries of plain values."""
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from record_tables(value)
-        elif isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            yield str(name), value
 
 
 class Progress:

@@ -137,7 +137,7 @@ def test_killed_children_and_limits_leave_nothing_running(write_notebook, tmp_pa
     kill = child + "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(NotebookError, match="SIGKILL"):
         run_notebook(write_notebook(kill, FINAL), {}, tmp_path / "killed.ipynb")
-    stubborn = child + "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    time.sleep(1)"
+    stubborn = child + "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)"
     with pytest.raises(NotebookError, match="passed its limit of 8 s while"):
         run_notebook(write_notebook(stubborn, FINAL), {}, tmp_path / "late.ipynb", timeout_s=8)
     assert (tmp_path / "killed.partial.ipynb").exists()
