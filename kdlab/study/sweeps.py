@@ -12,6 +12,7 @@ from kdlab.decode.field import DraftField
 from kdlab.errors import ArgumentError
 from kdlab.study.path_rank import min_budget
 from kdlab.study.walk import sweep_row, sweep_table
+from kdlab.tree import MAX_BUDGET
 
 Number = TypeVar("Number", int, float)
 
@@ -21,7 +22,7 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
 
     Args:
         field: recorded draft field with K candidates a slot.
-        budgets: distinct tree budgets, nodes without the root.
+        budgets: distinct tree budgets, nodes without the root, 0 to MAX_BUDGET.
         truncated: allow budgets above K where K is less than the vocabulary; those rows are exact for a decoder with
             the same K and are marked in the column `truncated`.
 
@@ -31,9 +32,9 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
         tokens + the bonus), round_lengths (list). method is "ddtree", setting the budget.
 
     Raises:
-        ArgumentError: no budget, one twice, one that is no integer or negative, or one above K without `truncated`.
+        ArgumentError: no budget, one twice, one that is no integer or out of range, or one above K without `truncated`.
     """
-    checked = check_settings("budgets", budgets, partial(check_int, minimum=0))
+    checked = check_settings("budgets", budgets, partial(check_int, minimum=0, maximum=MAX_BUDGET))
     over = [] if field.whole_vocabulary else [budget for budget in checked if budget > field.top_k]
     if over and not truncated:
         expected = f"at least {max(over)} for budget {max(over)}, or truncated=True"

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_integer_tensor, check_shape
+from kdlab.checks import MAX_TOKEN, check_int, check_integer_tensor, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.tree.draft_tree import DraftTree, assemble
 from kdlab.tree.pack import Nodes, pack_nodes
-from kdlab.tree.parents import MAX_TOKEN
 
 # A log-probability is at most 0; `logit - logsumexp` in float32 may round to a little more.
 POSITIVE_TOLERANCE = 1e-4

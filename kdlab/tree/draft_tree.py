@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_integer_tensor, check_shape
+from kdlab.checks import check_int, check_shape, check_token_tensor
+from kdlab.errors import ShapeError
 from kdlab.tree.ancestors import num_words, unpack_ancestors
 from kdlab.tree.imports import read_parents
 from kdlab.tree.pack import Nodes, pack_nodes
@@ -53,7 +54,7 @@ class DraftTree:
     def with_root(self, anchor: Tensor) -> "DraftTree":
         """Return the tree with `anchor` ([S] int) as the token of each root."""
         check_shape("anchor", anchor, [self.num_streams])
-        check_integer_tensor("anchor", anchor)
+        check_token_tensor("anchor", anchor, minimum=0)
         token = self.token.clone()
         token[:, 0] = anchor
         return replace(self, token=token)
@@ -92,7 +93,7 @@ class DraftTree:
             rank: like `token`, int, root 0; each node's place among its siblings when None.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit.
+            ShapeError: shapes or dtypes do not fit, or there are more than MAX_BUDGET + 1 rows.
             TreeError: a cycle, several roots or none, an out-of-range or later parent, equal tokens of siblings,
                 or scores that grow along a path; the message names the stream and the node.
         """
@@ -113,6 +114,8 @@ class DraftTree:
         Raises:
             TreeError: as `from_parents`, and for a node with two parents or linked twice.
         """
+        if not hasattr(token, "__len__"):
+            raise ShapeError("token", "a list of token ids", repr(token))
         return cls.from_parents(token, parents_from_edges(len(token), edges), logp, rank)
 
     def _tensors(self) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_integer_tensor, check_shape
+from kdlab.checks import MAX_TOKEN, check_integer_tensor, check_shape
 from kdlab.errors import ShapeError
-from kdlab.tree.pack import Nodes
+from kdlab.tree.pack import MAX_BUDGET, Nodes
 from kdlab.tree.parents import check_parents, check_tokens, fault
 
 Array = Tensor | Sequence
@@ -37,16 +37,23 @@ def read_parents(
 
 
 def _as_batch(name: str, value: Array, *, integer: bool, shape: torch.Size | None = None) -> Tensor:
-    tensor = torch.as_tensor(value)
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ShapeError(name, "numbers as [N] or [S, N]", f"{type(value).__name__} ({error})") from error
     if tensor.dim() == 1:
         tensor = tensor.unsqueeze(0)
     if shape is not None:
         check_shape(name, tensor, list(shape))
-    elif tensor.dim() != 2 or tensor.shape[1] == 0:
-        raise ShapeError(name, "[N] or [S, N] with the root at least", list(tensor.shape))
+    elif tensor.dim() != 2 or not 1 <= tensor.shape[1] <= MAX_BUDGET + 1:
+        expected = f"[N] or [S, N] with N from 1 (the root) to {MAX_BUDGET + 1}"
+        raise ShapeError(name, expected, list(tensor.shape))
     if integer:
         check_integer_tensor(name, tensor)
-    return tensor
+        return tensor
+    if tensor.is_complex():
+        raise ShapeError(name, "real numbers", tensor.dtype)
+    return tensor.float()
 
 
 def _num_used(token: list[int], parent: list[int]) -> int:
@@ -75,7 +82,7 @@ def check_scores(logp: Sequence[float], parent: Sequence[int], stream: int = 0) 
 
 
 def check_ranks(rank: Sequence[int], stream: int = 0) -> None:
-    """Raise TreeError unless the root's rank is 0 and no rank is negative."""
+    """Raise TreeError unless the root's rank is 0 and every other one a 32-bit number of at least 0."""
     for node, value in enumerate(rank):
-        if value < 0 or (node == 0 and value != 0):
-            raise fault(stream, node, f"rank {value}, expected {'0' if node == 0 else 'at least 0'}")
+        if not 0 <= value <= (0 if node == 0 else MAX_TOKEN):
+            raise fault(stream, node, f"rank {value}, expected {'0' if node == 0 else f'0 to {MAX_TOKEN}'}")

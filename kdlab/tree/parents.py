@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from kdlab.errors import TreeError
-
-MAX_TOKEN = 2**31 - 1
+from kdlab.checks import MAX_TOKEN, check_int
+from kdlab.errors import ArgumentError, TreeError
 
 
 def fault(stream: int, node: int, what: str) -> TreeError:
@@ -79,9 +78,10 @@ def parents_from_edges(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list
 
     Raises:
         TreeError: a pair names a node that does not exist, or a node gets two parents.
+        ArgumentError: `edges` are no pairs of integers.
     """
     parent, last = [-1] * num_nodes, num_nodes - 1
-    for up, node in edges:
+    for up, node in _pairs(edges):
         for end in (node, up):
             if not 0 <= end <= last:
                 raise fault(0, end, f"edge ({up}, {node}) is out of range, the tree has rows 0..{last}")
@@ -91,3 +91,14 @@ def parents_from_edges(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list
             raise fault(0, node, f"has two parents, {parent[node]} and {up}")
         parent[node] = up
     return parent
+
+
+def _pairs(edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    try:
+        pairs = [tuple(edge) for edge in edges]
+    except TypeError as error:
+        raise ArgumentError("edges", "pairs (parent, child)", repr(edges)) from error
+    for index, pair in enumerate(pairs):
+        if len(pair) != 2:
+            raise ArgumentError(f"edges[{index}]", "a pair (parent, child)", pair)
+    return [(check_int("edges", up), check_int("edges", node)) for up, node in pairs]
