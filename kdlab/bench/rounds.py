@@ -13,13 +13,13 @@ import torch
 from kdlab.bench.rows import MIN_PROMPTS, bench_row, rows_frame, state_columns
 from kdlab.checks import check_int
 from kdlab.decode import Engine, start
-from kdlab.decode.generate import Progress, decode_provenance
+from kdlab.decode.decoding import Progress, decode_provenance
 from kdlab.decode.methods import Method
 from kdlab.decode.records import RoundRecord
 from kdlab.errors import ArgumentError
 from kdlab.machine import gpu_state
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import Prompt, PromptSet, as_prompts
+from kdlab.model.prompts import Prompt, PromptSet, as_prompt_set
 from kdlab.study.compare import is_simulated
 
 WARMUP_ROUNDS = 3
@@ -75,7 +75,7 @@ def time_rounds(
     """
     _check_arms(arms)
     repeats = check_int("repeats", repeats, minimum=1)
-    chosen = prompts if isinstance(prompts, PromptSet) else PromptSet.of("unnamed", as_prompts(prompts))
+    chosen = as_prompt_set(prompts)
     options = {"max_new_tokens": max_new_tokens, "seed": seed, "temperature": temperature, "streams": 1}
     samples: dict[Arm, _Samples] = {}
     for arm in arms:

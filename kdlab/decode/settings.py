@@ -50,11 +50,12 @@ def make_settings(
 ) -> Settings:
     """Check every argument of a decode. Raises: ArgumentError, NotSupported (argument, expected, got)."""
     _check_modes(impl, graph)
-    depth_limit = 0 if pair.drafter is None else pair.drafter.config.block_size - 1
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
     vocab_size = pair.target.config.vocab_size
-    made = make_method(method, budget=budget, width=width, top_k=top_k, depth_limit=depth_limit, vocab_size=vocab_size)
+    made = make_method(
+        method, budget=budget, width=width, top_k=top_k, depth_limit=pair.depth_limit, vocab_size=vocab_size
+    )
     streams = min(_DEFAULT_STREAMS, num_prompts) if streams is None else check_int("streams", streams, minimum=1)
     return Settings(
         method=made,

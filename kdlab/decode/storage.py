@@ -81,7 +81,7 @@ def load_field(path: str | os.PathLike[str]) -> DraftField:
     return DraftField(
         prompts=[
             prompt_field(table, start, entry, row["depth_limit"], row["top_k"])
-            for start, entry in zip(starts, row["prompts"], strict=False)
+            for start, entry in zip(starts[:-1], row["prompts"], strict=True)
         ],
         top_k=row["top_k"],
         vocab_size=row["vocab_size"],

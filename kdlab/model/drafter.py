@@ -126,7 +126,7 @@ class Drafter(nn.Module):
         check_shape("start", start, (block.shape[0],))
         if context.num_streams not in (1, block.shape[0]):
             raise ArgumentError("context", f"1 or {block.shape[0]} streams", context.num_streams)
-        view = _block_view(block, start.long(), context)
+        view = BlockView.of(start.long(), block.shape[1], context)
         masks: dict[tuple[int | None, bool], Tensor] = {}
         hidden = block
         for module, kind in zip(self.layers, zip(self.config.sliding, self.config.causal, strict=True), strict=True):
@@ -134,13 +134,6 @@ class Drafter(nn.Module):
                 masks[kind] = view.mask(*kind)
             hidden = module(hidden, view, masks[kind])
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-
-
-def _block_view(block: Tensor, start: Tensor, context: DraftContext) -> BlockView:
-    num_context = context.num_visible(start)
-    slots = torch.arange(block.shape[1], device=start.device)
-    cos, sin = context.rope_at(start[:, None] + slots)
-    return BlockView(start=start, num_context=num_context, cos=cos, sin=sin, context=context)
 
 
 def load_drafter(

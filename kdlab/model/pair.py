@@ -42,30 +42,45 @@ class Pair:
     @property
     def taps(self) -> tuple[int, ...]:
         """0-based target layers whose output the drafter reads."""
-        return () if self.drafter is None else tuple(self.drafter.config.target_layer_ids)
+        return () if self.drafter is None else self.drafter.config.target_layer_ids
+
+    @property
+    def depth_limit(self) -> int:
+        """Draft positions L of one round, 0 without a drafter."""
+        return 0 if self.drafter is None else self.drafter.config.depth_limit
+
+    def new_context(self, num_streams: int, max_positions: int) -> DraftContext:
+        """Return an empty draft context on the pair's device; see `Drafter.new_context`."""
+        return self._drafter().new_context(num_streams, max_positions, self.device, self.dtype)
 
     def extend_context(self, context: DraftContext, taps: Tensor | None, start: Tensor, count: Tensor) -> None:
         """Give the drafter the tapped layers of newly committed rows; see `Drafter.extend`."""
-        if self.drafter is None or taps is None:
-            raise ArgumentError("pair", "a drafter, and taps of the target", "none")
-        self.drafter.extend(context, taps, start, count)
+        if taps is None:
+            raise ArgumentError("taps", "the tapped layers of the target", "none")
+        self._drafter().extend(context, taps, start, count)
 
     def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext) -> Tensor:
-        """Logits of the drafter's L slots after each anchor.
+        """Return the logits of the L draft positions behind each anchor.
 
         Args:
             anchor: [S] int, the token at absolute position `start`, not yet run through the target.
             start: [S] int, committed rows.
             context: holds the context features of positions 0..start-1 of each stream.
-        Returns: [S, L, V]; slot i (from 0) predicts absolute position start + 1 + i.
+
+        Returns:
+            [S, L, V]; row i, of slot i + 1, predicts absolute position start + 1 + i.
         """
-        if self.drafter is None:
-            raise ArgumentError("pair", "a drafter", "none")
-        config = self.drafter.config
+        drafter = self._drafter()
+        config = drafter.config
         block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
         block[:, 0] = anchor
-        hidden = self.drafter(self.target.embed(block), start, context)
+        hidden = drafter(self.target.embed(block), start, context)
         return self.target.head(hidden[:, 1:])
+
+    def _drafter(self) -> Drafter:
+        if self.drafter is None:
+            raise ArgumentError("pair", "a pair with a drafter", "none")
+        return self.drafter
 
 
 def load_pair(

@@ -118,7 +118,7 @@ def test_batch_of_different_prefixes_equals_single_runs(target):
     # Pages in an order that no stream would guess.
     cache.block_table.copy_(torch.randperm(20, generator=torch.Generator().manual_seed(2)).view(5, 4))
     for stream, length in enumerate(lengths):
-        prefill(target, cache.slot(stream), prompt(length, seed=stream), [length] if length else [])
+        prefill(target, cache.stream(stream), prompt(length, seed=stream), [length] if length else [])
     out = verify(target, tokens, cache, torch.tensor(lengths), taps=(1, 0), collect_experts=True)
     for stream, length in enumerate(lengths):
         alone = new_cache(target)
