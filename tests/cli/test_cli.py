@@ -174,7 +174,7 @@ def test_budgets_are_numbers_and_ranges():
 
 
 def test_tables_are_aligned_and_found_in_records(capsys):
-    print_table([{"name": "a", "n": 1, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
+    print_table([{"name": "a", "n": 1.0, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
     assert capsys.readouterr().out.splitlines() == ["name    n      x", "a       1  0.500", "bcd   100      -"]
     record = {"sweep": [{"a": 1}], "deeper": {"t": [{"b": 2}]}, "plain": [1], "none": []}
     assert dict(record_tables(record)) == {"sweep": [{"a": 1}]}
