@@ -1,4 +1,4 @@
-"""The draft's candidates, checked and sorted once for every builder."""
+"""The draft's candidates, checked and sorted once for every builder, on the host: a GPU's are copied there first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,7 @@ from kdlab.checks import check_int, check_shape
 from kdlab.errors import TreeError
 from kdlab.tree.ancestors import ancestor_words, child_links, depths_of, num_words
 from kdlab.tree.draft_tree import DraftTree
-from kdlab.tree.imports import check_ranks, check_scores
-from kdlab.tree.parents import check_parents, check_tokens, fault
+from kdlab.tree.invariants import check_parents, check_ranks, check_scores, check_tokens, fault
 
 ROW_FIELDS = {
     "token": torch.int32,

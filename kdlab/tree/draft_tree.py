@@ -10,9 +10,8 @@ from torch import Tensor
 from kdlab.checks import check_int, check_shape, check_token_tensor
 from kdlab.errors import ShapeError
 from kdlab.tree.ancestors import num_words, unpack_ancestors
-from kdlab.tree.imports import read_parents
-from kdlab.tree.pack import Nodes, pack_nodes
-from kdlab.tree.parents import parents_from_edges
+from kdlab.tree.pack import pack_nodes
+from kdlab.tree.reading import parents_from_edges, read_parents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +19,7 @@ class DraftTree:
     """S draft trees of at most N rows each; `check_tree` enforces what the fields promise.
 
     Row 0 is the root, parents stand before their children, siblings are linked in row order. Rows from `num_nodes`
-    on are unused: token, parent and links -1, depth, rank, logp and ancestors 0.
+    on are unused: token, parent and links -1, depth and ancestors 0.
     """
 
     token: Tensor  # [S, N] i32; the root's is 0 until with_root
@@ -157,9 +156,3 @@ def assemble(
         nonfinite_rows=nonfinite_rows.to(device),
         depth_limit=depth_limit,
     )
-
-
-def build_root_only(num_streams: int, device: torch.device | str = "cpu") -> DraftTree:
-    """Return `num_streams` trees of the root alone: plain one-token decoding (AR)."""
-    num_streams = check_int("num_streams", num_streams, minimum=0)
-    return assemble(pack_nodes([Nodes.root() for _ in range(num_streams)], 1, torch.device(device)), depth_limit=0)

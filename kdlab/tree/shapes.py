@@ -1,15 +1,22 @@
-"""The other shapes of draft tree: the chain (DFlash) and the beam. The root alone is `build_root_only`."""
+"""The other shapes of draft tree: the root alone (AR), the chain (DFlash) and the beam."""
 
 from heapq import heappop, heappush
 
+import torch
 from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.tree.candidates import read_candidates
-from kdlab.tree.draft_tree import DraftTree
-from kdlab.tree.pack import MAX_BUDGET, Nodes
+from kdlab.tree.draft_tree import DraftTree, assemble
+from kdlab.tree.pack import MAX_BUDGET, Nodes, pack_nodes
 
 Scored = tuple[float, tuple[int, ...]]  # -score and the ranks on the path: sorts in the builders' common order
+
+
+def build_root_only(num_streams: int, device: torch.device | str = "cpu") -> DraftTree:
+    """Return `num_streams` trees of the root alone: plain one-token decoding (AR)."""
+    num_streams = check_int("num_streams", num_streams, minimum=0)
+    return assemble(pack_nodes([Nodes.root() for _ in range(num_streams)], 1, torch.device(device)), depth_limit=0)
 
 
 def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size: int | None = None) -> DraftTree:
