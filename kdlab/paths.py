@@ -4,7 +4,8 @@ from pathlib import Path
 
 from kdlab.errors import ArgumentError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
 
 BUNDLED_PAIRS = {"bundled": DATA / "tiny-pair"}

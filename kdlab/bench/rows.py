@@ -14,9 +14,6 @@ from kdlab.errors import ArgumentError, SchemaError
 from kdlab.machine import GPU_STATE_FIELDS
 from kdlab.parquet import VERSION_COLUMN, TableFormat, read_table, write_table
 
-MIN_PROMPTS = 5
-"""Rows of fewer prompts carry a note that says so: a median over them is no headline."""
-
 _FROM_PROVENANCE = {
     "run_id": pa.string(), "started_utc": pa.string(), "kdlab_version": pa.string(),
     "device": pa.string(), "gpu": pa.string(), "gpu_uuid": pa.string(), "driver": pa.string(), "cuda": pa.string(),

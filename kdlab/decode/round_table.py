@@ -8,8 +8,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import DTypeLike
 
+from kdlab.decode.list_columns import from_list_column, to_list_column
 from kdlab.decode.records import RoundRecord
-from kdlab.list_columns import from_list_column, to_list_column
 from kdlab.parquet import TableFormat
 from kdlab.tree.draft_tree import DraftTree
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from kdlab.checks import check_int
 
-# Fewer prompts than this give intervals that are far too narrow, so none is given.
+# Fewer prompts than this give intervals that are far too narrow, so none is given, and medians that are no headline.
 MIN_PROMPTS = 5
 
 
