@@ -29,10 +29,10 @@ WARMUP_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is timed against the others: arguments of `kdlab.generate`."""
+    """What is timed against the others: arguments of `kdlab.generate`, with its defaults."""
 
     method: str
-    budget: int = 0
+    budget: int = 32
     width: int | None = None
 
 
