@@ -69,6 +69,27 @@ def speed_findings(best: BestBudget) -> str:
     return "\n".join([lines[0], "", *lines[1:]])
 
 
+def paired_findings(margins: pd.Series, best: BestBudget, control: tuple[str, float]) -> str:
+    """Say what whole live decodes of the same prompts say of the best budget, and whether the quotient agrees.
+
+    Args:
+        margins: of the best budget over the control, tokens per second of one over the other minus 1, one a prompt.
+        best: from `kdlab.study.best_budget`, on the same round times.
+        control: (method, setting) of the timed control.
+    """
+    middle, agrees = float(margins.median()), (margins.median() > 0) == (best.margin > 0)
+    verdict = (
+        "The quotient has the same sign."
+        if agrees
+        else "**The quotient has the other sign: the difference is smaller than these times can tell.**"
+    )
+    return (
+        f"Budget {best.budget} was faster than {arm_label(*control)} on {int((margins > 0).sum())} of {len(margins)} "
+        f"prompts; the middle prompt gained {percent(middle)}, the worst {percent(margins.min())}, "
+        f"the best {percent(margins.max())}. {verdict}"
+    )
+
+
 def _equal_rows(measured: pd.DataFrame) -> list[str]:
     """How far the times of a tree and a chain of equal rows lie apart: what a reader should not take for a result."""
     chains = measured[measured["method"] == "chain"].set_index("rows")["round_ms"]

@@ -178,7 +178,7 @@ def _certainty(best: BestBudget) -> str:
         return f"No interval: {best.num_prompts} prompts are too few to tell."
     verdict = "a gain" if best.margin_low > 0 else "a loss" if best.margin_high < 0 else "gain or loss is not settled"
     between = f"{percent(best.margin_low)} to {percent(best.margin_high)}"
-    times = "at the median round times"
+    times = "round times taken as exact"
     return f"{100.0 * best.level:.0f} % interval over {best.num_prompts} prompts, {times}: {between}: {verdict}."
 
 

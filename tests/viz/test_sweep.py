@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kdlab import study
@@ -11,6 +12,7 @@ from kdlab.viz import (
     acceptance_findings,
     best_sentence,
     cost_findings,
+    paired_findings,
     percent,
     plot_budget_sweep,
     plot_by_kind,
@@ -118,6 +120,15 @@ def test_findings_come_from_the_tables(summary, speed, best):
     assert "not known" in words
     assert "Simulated" in words
     assert "interpolated" in words
+
+
+def test_live_decodes_may_contradict_the_quotient(best):
+    margins = pd.Series([0.1, 0.2, -0.05])
+    agrees = paired_findings(margins, replace(best, margin=0.1), ("chain", 4.0))
+    assert "on 2 of 3 prompts" in agrees
+    assert "same sign" in agrees
+    assert "chain, length 4" in agrees
+    assert "other sign" in paired_findings(margins, replace(best, margin=-0.1), ("ar", 0.0))
 
 
 def test_an_empty_half_is_drawn_without_warnings(speed, recwarn):
