@@ -41,8 +41,12 @@ def run_provenance(**fields: Any) -> dict[str, Any]:
     Args:
         fields: `RUN_FIELDS` and any others, kept under their names. Tuples, sets, dataclasses, paths, dtypes, devices
             and numpy or one-element torch numbers become their JSON form; sets are sorted.
-    Returns: a dictionary that `json.dumps` writes and `json.loads` gives back equal; unknown facts are None.
-    Raises: ArgumentError for a field that has no JSON form, or that this function states by itself.
+
+    Returns:
+        A dictionary that `json.dumps` writes and `json.loads` gives back equal; unknown facts are None.
+
+    Raises:
+        ArgumentError: a field has no JSON form, or is one that this function states by itself.
     """
     own = {"run_id": str(uuid.uuid4()), "started_utc": datetime.now(UTC).isoformat(timespec="milliseconds")}
     device = fields.get("device")

@@ -66,14 +66,19 @@ def time_rounds(
     prefill and each arm's warm-up rounds are outside. With fewer than 5 prompts every row carries a note.
 
     Args:
-        pair, prompts, max_new_tokens, seed, temperature: as in `kdlab.generate`.
+        pair, prompts, max_new_tokens, seed, temperature: as in `kdlab.generate` of each prompt alone, so that the noise
+            above temperature 0 is that of prompt 0 for all.
         arms: distinct arms, at least one.
         repeats: how often every arm decodes every prompt.
         progress: called with (decodes done, decodes in all).
-    Returns: result rows of op "round", two an arm, samples and their prompts kept in them (see `samples_frame`):
-        round_ms, the samples being rounds; tokens_per_s, the samples being whole decodes: tokens of all rounds over the
-        time of all rounds. `rows` are the verify rows of a full tree, `context` the median of committed rows.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+
+    Returns:
+        Result rows of op "round", two an arm, samples and their prompts kept in them (see `samples_frame`): round_ms,
+        the samples being rounds; tokens_per_s, the samples being whole decodes: tokens of all rounds over the time of
+        all rounds. `rows` are the verify rows of a full tree, `context` the median of committed rows.
+
+    Raises:
+        ArgumentError: no arm or one twice, no prompt with a round, or what `kdlab.generate` refuses.
     """
     _check_arms(arms)
     repeats = check_int("repeats", repeats, minimum=1)

@@ -52,8 +52,14 @@ def generate(
         graph: "auto" or "off"; rounds run eagerly in this version.
         record_experts: keep the expert ids that every row used.
         progress: called with (prompts done, prompts in all) after every round.
-    Returns: Run.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+
+    Returns:
+        The Run: texts, rounds and where they come from.
+
+    Raises:
+        ArgumentError: an argument has a wrong value, or a prompt does not fit the context.
+        NotSupported: a value that this version does not run.
+        KdlabError: the target's logits are not finite; the prompt and position are named.
     """
     engine = start(
         pair,

@@ -200,7 +200,9 @@ def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftCon
         token_ids: [1, T] int.
         cache: of one stream, written at rows 0..T-1.
         context: of one stream, given the features of positions 0..T-1; None for AR.
-    Returns: [1, n, D], the final hidden rows of the last chunk.
+
+    Returns:
+        [1, n, D], the final hidden rows of the last chunk.
     """
     hidden = torch.empty(0)
     for first in range(0, token_ids.shape[1], PREFILL_CHUNK):

@@ -47,7 +47,9 @@ def make_method(
         top_k: draft candidates a slot; None takes what the tree can use: 1, min(budget, V) or min(width, V).
         depth_limit: L, draft positions of the drafter.
         vocab_size: V.
-    Raises: ArgumentError (argument, expected, got).
+
+    Raises:
+        ArgumentError: an argument is out of range, or a width comes with another method than "beam".
     """
     check_choice("method", name, METHODS)
     budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)

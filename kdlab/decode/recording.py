@@ -39,8 +39,11 @@ def record(
     From the result `kdlab.study` computes every budget, chain and beam without a model. Arguments as in `generate`;
     `top_k` is the number of draft candidates kept a slot, the whole vocabulary where that is smaller.
 
-    Returns: DraftField.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+    Returns:
+        The DraftField of the prompts.
+
+    Raises:
+        ArgumentError: the pair has no drafter, or an argument has a wrong value.
     """
     if pair.drafter is None:
         raise ArgumentError("pair", "a pair with a drafter", "none")

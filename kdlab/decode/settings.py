@@ -48,7 +48,12 @@ def make_settings(
     record_experts: bool = False,
     tail: int = 0,
 ) -> Settings:
-    """Check every argument of a decode. Raises: ArgumentError, NotSupported (argument, expected, got)."""
+    """Check every argument of a decode; see `kdlab.generate` for their meaning.
+
+    Raises:
+        ArgumentError: an argument has a wrong value.
+        NotSupported: a value that this version does not run.
+    """
     _check_modes(impl, graph)
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))

@@ -151,8 +151,13 @@ def draft_topk(logits: Tensor, k: int) -> TopK:
     Args:
         logits: [S, L, V] any float dtype.
         k: 1 <= K <= V.
-    Returns: TopK; a row that holds NaN or +inf, or -inf alone, is flagged and its log-probabilities are NaN.
-    Raises: ShapeError, ArgumentError (argument, expected, got).
+
+    Returns:
+        TopK; a row that holds NaN or +inf, or -inf alone, is flagged and its log-probabilities are NaN.
+
+    Raises:
+        ShapeError: logits of another shape.
+        ArgumentError: K is out of range.
     """
     vocab_size = check_shape("logits", logits, ("S", "L", "V"))["V"]
     k = check_int("k", k, minimum=1, maximum=vocab_size)
@@ -180,7 +185,12 @@ def target_sample(
         seed: 0 <= seed < 2^64.
         stream: [S] int64, index of the prompt.
         position: [S, N] int64, absolute position of the token that is drawn.
-    Returns: [S, N] int32; -1 where the row held NaN or +inf, or nothing above -inf.
+
+    Returns:
+        [S, N] int32; -1 where the row held NaN or +inf, or nothing above -inf.
+
+    Raises:
+        ShapeError: the arguments do not fit one another.
     """
     sizes = check_shape("logits", logits, ["S", "N", "V"])
     check_shape("stream", stream, [sizes["S"]])

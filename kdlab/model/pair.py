@@ -105,7 +105,13 @@ def load_pair(
         experts: "tp" or "ep", how routed experts are split over ranks.
         latent_norm_eps: epsilon of the q_a and kv_a norms; 1e-6 as Moonshot's code and transformers, 1e-5 as SGLang.
         rope_amplitude: factor on the drafter's cos and sin tables; some engines ran K2.5's drafter with 1.4159.
-    Raises: ArgumentError, NotSupported, UnsupportedDevice, ConfigError, CheckpointError.
+
+    Raises:
+        ArgumentError: an argument has a wrong value, or there is no such directory or shipped pair.
+        NotSupported: more than one rank.
+        UnsupportedDevice: torch does not see the GPU that was asked for.
+        ConfigError: a config or tokenizer file asks for what kdlab does not run, or target and drafter do not match.
+        CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
     check_choice("experts", experts, ("tp", "ep"))
     if check_int("ranks", ranks, minimum=1) != 1:
