@@ -76,6 +76,7 @@ def _execute(job: dict[str, Any], tell: Any) -> None:
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
+            self.connection_file = str(Path(job["folder"]) / "connection.json")
             address = str(Path(job["folder"]) / "kernel")
             if len(os.fsencode(address)) <= SOCKET_PATH_LIMIT:
                 self.transport, self.ip = "ipc", address
