@@ -8,6 +8,7 @@ gone and so is the reason to run.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -59,6 +60,7 @@ def _end_with_parent(folder: Path) -> None:
     sys.stdin.read()
     with contextlib.suppress(OSError, ValueError):  # there is no kernel yet, or no more
         os.killpg(int((folder / "kernel.pid").read_text()), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

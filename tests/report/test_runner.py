@@ -150,7 +150,9 @@ def test_a_killed_caller_takes_its_kernel_along(write_notebook, tmp_path):
     tag = f"8{os.getpid()}"
     source = write_notebook(f"import subprocess, time\nsubprocess.Popen(['sleep', '{tag}'])\ntime.sleep(600)", FINAL)
     code = f"from kdlab.report import run_notebook\nrun_notebook({str(source)!r}, None, {str(tmp_path / 'o.ipynb')!r})"
-    caller = subprocess.Popen([sys.executable, "-c", code])
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    caller = subprocess.Popen([sys.executable, "-c", code], env=environment)
     until = time.monotonic() + 90
     while not alive(tag) and time.monotonic() < until:
         time.sleep(0.1)
@@ -158,6 +160,10 @@ def test_a_killed_caller_takes_its_kernel_along(write_notebook, tmp_path):
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     assert wait_gone(tag) == []
+    until = time.monotonic() + 10
+    while list((tmp_path / "tmp").glob("kdlab-*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not list((tmp_path / "tmp").glob("kdlab-*"))
 
 
 def test_wrong_calls_are_refused_before_anything_is_touched(write_notebook, tmp_path):
