@@ -52,7 +52,8 @@ check: $(READY)
 
 pictures: lab
 	@mkdir -p docs
-	@cp figures/draft_tree.png figures/budget_sweep.png docs/
+	@cp figures/00_draft_tree.png docs/draft_tree.png
+	@cp figures/10_budget_sweep.png docs/budget_sweep.png
 
 ready: $(READY)
 

@@ -5,7 +5,13 @@ costs nothing and touches no device.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdlab import bench, decode, kernels, model, report, study, tree, viz
+    from kdlab.decode import generate, load_field, load_run, record, save_field, save_run
+    from kdlab.model.pair import load_pair
+    from kdlab.model.prompts import load_prompts
 
 __version__ = "0.1.0"
 
@@ -21,7 +27,10 @@ _NAMES = {
     "load_field": "kdlab.decode",
 }
 
-__all__ = ["__version__", *_ROOMS, *_NAMES]
+__all__ = [
+    "__version__", "bench", "decode", "generate", "kernels", "load_field", "load_pair", "load_prompts", "load_run",
+    "model", "record", "report", "save_field", "save_run", "study", "tree", "viz",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

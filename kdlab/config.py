@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdlab.checks import check_float
 from kdlab.config_drafter import DrafterConfig
 from kdlab.config_fields import Fields, read_config
 from kdlab.config_rope import RopeConfig
@@ -50,7 +51,6 @@ class TargetConfig:
     rope_interleave: bool
     rope: RopeConfig
     experts_int4: bool
-    eos_token_ids: tuple[int, ...]
 
     @classmethod
     def load(cls, directory: str | Path, *, latent_norm_eps: float = 1e-6) -> "TargetConfig":
@@ -68,7 +68,9 @@ class TargetConfig:
 
         Raises:
             ConfigError: a key is missing, or has a value that kdlab does not run.
+            ArgumentError: `latent_norm_eps` is not a finite number above 0.
         """
+        check_float("latent_norm_eps", latent_norm_eps, above=0.0)
         top = Fields(values, "config.json")
         text = top.section("text_config") or top
         _check_architecture(text)
@@ -103,7 +105,6 @@ class TargetConfig:
             rope_interleave=text.flag("rope_interleave", True),
             rope=RopeConfig.from_dict(text.values, rope_dim),
             experts_int4=_experts_int4(top, text),
-            eos_token_ids=tuple(dict.fromkeys(text.integers("eos_token_id", ()) + top.integers("eos_token_id", ()))),
         )
         _check_experts(text, config)
         return config
@@ -121,11 +122,6 @@ class TargetConfig:
     def is_moe_layer(self, layer: int) -> bool:
         """Say whether 0-based `layer` holds routed experts (else it is dense)."""
         return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
-
-    @property
-    def moe_layers(self) -> tuple[int, ...]:
-        """The 0-based layers that hold routed experts."""
-        return tuple(layer for layer in range(self.num_hidden_layers) if self.is_moe_layer(layer))
 
 
 def _check_architecture(text: Fields) -> None:
@@ -145,6 +141,9 @@ def _check_experts(text: Fields, config: TargetConfig) -> None:
     reachable = experts // groups * config.topk_group
     if config.num_experts_per_tok > reachable:
         raise text.fail("num_experts_per_tok", f"at most the {reachable} of topk_group", config.num_experts_per_tok)
+    for key, width in (("hidden_size", config.hidden_size), ("moe_intermediate_size", config.moe_intermediate_size)):
+        if config.experts_int4 and width % INT4_GROUP:
+            raise text.fail(key, f"a multiple of the {INT4_GROUP} values of an INT4 group", width)
 
 
 def _experts_int4(top: Fields, text: Fields) -> bool:

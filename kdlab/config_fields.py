@@ -66,7 +66,7 @@ class Fields:
 
     def choice(self, key: str, allowed: Sequence[Any], default: Any = REQUIRED) -> Any:
         """Return a value out of `allowed`; the default needs not be among them."""
-        expected = " or ".join(map(repr, allowed))
+        expected = " or ".join(map(repr, allowed)) or "null"
         value = self.get(key, default, expected)
         if value is not default and not any(value == known and type(value) is type(known) for known in allowed):
             raise self.fail(key, expected, value)
@@ -101,6 +101,15 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: expected a Hugging Face config.json, got no such file")
+    return read_json_object(path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        ConfigError: the file is not a JSON object.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -9,8 +9,11 @@ class ArgumentError(KdlabError, ValueError):
     """An argument has a wrong value: the message names it, what was expected and what came."""
 
     def __init__(self, argument: str, expected: str, got: object) -> None:
-        super().__init__(f"{argument}: expected {expected}, got {got!s}")
+        super().__init__(argument, expected, got)  # all three, so that the error survives pickling
         self.argument, self.expected, self.got = argument, expected, got
+
+    def __str__(self) -> str:
+        return f"{self.argument}: expected {self.expected}, got {self.got}"
 
 
 class ShapeError(ArgumentError):

@@ -43,7 +43,9 @@ def gpu_facts(device: torch.device | None = None) -> dict[str, Any]:
 
     Args:
         device: of the run; None takes the current GPU. A CPU run has no GPU, even where the machine has one.
-    Returns: `cuda`, `driver`, `gpu`, `gpu_uuid`, `gpu_count`, `gpu_memory_bytes`, `gpu_sm_count` and GPU_STATE_FIELDS.
+
+    Returns:
+        `cuda`, `driver`, `gpu`, `gpu_uuid`, `gpu_count`, `gpu_memory_bytes`, `gpu_sm_count` and GPU_STATE_FIELDS.
     """
     names = ("driver", "gpu", "gpu_uuid", "gpu_count", "gpu_memory_bytes", "gpu_sm_count")
     facts: dict[str, Any] = {"cuda": torch.version.cuda, **dict.fromkeys(names)}

@@ -44,7 +44,9 @@ def write_table(
     Args:
         columns: every column of the format except the version, by name.
         metadata: text kept beside the table, by name.
-    Raises: SchemaError when columns are missing, unknown, of a wrong type, or hold nulls where none may be.
+
+    Raises:
+        SchemaError: columns are missing, unknown, of a wrong type, or hold nulls where none may be.
     """
     path = Path(path)
     schema = table_format.schema
@@ -58,9 +60,12 @@ def write_table(
 def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple[pa.Table, dict[str, str]]:
     """Read a file in the latest form: columns that its version did not have yet are null.
 
-    Returns: the table with `table_format.schema`, and the text kept beside it.
-    Raises: SchemaError for no kdlab table, another kind, a version newer than this kdlab knows, or missing columns;
-        FileNotFoundError.
+    Returns:
+        The table with `table_format.schema`, and the text kept beside it.
+
+    Raises:
+        SchemaError: no kdlab table, another kind, a version newer than this kdlab knows, or missing columns.
+        FileNotFoundError: there is no such file.
     """
     path = Path(path)
     if not path.exists():

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from kdlab.errors import ArgumentError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
 
 BUNDLED_PAIRS = {"bundled": DATA / "tiny-pair"}
@@ -13,7 +14,8 @@ BUNDLED_PAIRS = {"bundled": DATA / "tiny-pair"}
 def bundled_pair(name: str) -> tuple[Path, Path]:
     """Directories of the target and the drafter of a shipped pair.
 
-    Raises: ArgumentError when the name is unknown, or when the package runs without its repository's `data/`.
+    Raises:
+        ArgumentError: the name is unknown, or the package runs without its repository's `data/`.
     """
     if name not in BUNDLED_PAIRS:
         shipped = ", ".join(sorted(BUNDLED_PAIRS))

@@ -16,6 +16,7 @@ import torch
 from kdlab import __version__
 from kdlab.errors import ArgumentError
 from kdlab.machine import machine_facts
+from kdlab.paths import PACKAGE, REPOSITORY
 
 RUN_FIELDS = (
     "target_sha256", "drafter_sha256", "target_config", "drafter_config",
@@ -40,8 +41,12 @@ def run_provenance(**fields: Any) -> dict[str, Any]:
     Args:
         fields: `RUN_FIELDS` and any others, kept under their names. Tuples, sets, dataclasses, paths, dtypes, devices
             and numpy or one-element torch numbers become their JSON form; sets are sorted.
-    Returns: a dictionary that `json.dumps` writes and `json.loads` gives back equal; unknown facts are None.
-    Raises: ArgumentError for a field that has no JSON form, or that this function states by itself.
+
+    Returns:
+        A dictionary that `json.dumps` writes and `json.loads` gives back equal; unknown facts are None.
+
+    Raises:
+        ArgumentError: a field has no JSON form, or is one that this function states by itself.
     """
     own = {"run_id": str(uuid.uuid4()), "started_utc": datetime.now(UTC).isoformat(timespec="milliseconds")}
     device = fields.get("device")
@@ -54,7 +59,7 @@ def run_provenance(**fields: Any) -> dict[str, Any]:
 
 def code_facts() -> dict[str, Any]:
     """Return the version, the source hash and the git commit of the kdlab that runs."""
-    commit, dirty = git_state(package_folder().parent)
+    commit, dirty = git_state(REPOSITORY)
     return {
         "kdlab_version": __version__,
         "git_commit": commit,
@@ -63,9 +68,8 @@ def code_facts() -> dict[str, Any]:
     }
 
 
-def source_sha256(folder: Path | None = None) -> str:
-    """Hash names and bytes of every `.py` file of the package (or `folder`): a run with another hash is stale."""
-    folder = package_folder() if folder is None else folder
+def source_sha256(folder: Path = PACKAGE) -> str:
+    """Hash names and bytes of every `.py` file of `folder`: a run with another hash of the package is stale."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         content = path.read_bytes()
@@ -83,11 +87,6 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     commit = _git(root, "rev-parse", "--verify", "HEAD")
     status = _git(root, "status", "--porcelain", "--untracked-files=no")
     return commit, None if commit is None or status is None else bool(status)
-
-
-def package_folder() -> Path:
-    """Return the folder that holds the package's modules."""
-    return Path(__file__).resolve().parent
 
 
 def _git(root: Path, *arguments: str) -> str | None:

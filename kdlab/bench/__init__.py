@@ -1,7 +1,6 @@
 """Callables in, result rows out: the only room with timers."""
 
-from kdlab.bench.round_cost import cost_table
-from kdlab.bench.rounds import Arm, time_rounds
+from kdlab.bench.rounds import Arm, cost_table, time_rounds
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, samples_frame, summarize_samples, write_rows
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Wall time of live rounds: every arm decodes the same prompts, in turns, on one device."""
+"""Wall time of live rounds: every arm decodes the same prompts, in turns, on one device; and its use as a cost."""
 
 import itertools
 import time
@@ -10,16 +10,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from kdlab.bench.rows import MIN_PROMPTS, bench_row, rows_frame, state_columns
+from kdlab.bench.rows import bench_row, rows_frame, state_columns
 from kdlab.checks import check_int
 from kdlab.decode import Engine, start
-from kdlab.decode.generate import Progress, decode_provenance
+from kdlab.decode.decoding import Progress, decode_provenance
 from kdlab.decode.methods import Method
 from kdlab.decode.records import RoundRecord
-from kdlab.errors import ArgumentError
+from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.machine import gpu_state
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import Prompt, PromptSet, as_prompts
+from kdlab.model.prompts import Prompt, PromptSet, as_prompt_set
+from kdlab.study import CostTable
+from kdlab.study.bootstrap import MIN_PROMPTS
 from kdlab.study.compare import is_simulated
 
 WARMUP_ROUNDS = 3
@@ -27,10 +29,10 @@ WARMUP_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is timed against the others: arguments of `kdlab.generate`."""
+    """What is timed against the others: arguments of `kdlab.generate`, with its defaults."""
 
     method: str
-    budget: int = 0
+    budget: int = 32
     width: int | None = None
 
 
@@ -64,18 +66,23 @@ def time_rounds(
     prefill and each arm's warm-up rounds are outside. With fewer than 5 prompts every row carries a note.
 
     Args:
-        pair, prompts, max_new_tokens, seed, temperature: as in `kdlab.generate`.
+        pair, prompts, max_new_tokens, seed, temperature: as in `kdlab.generate` of each prompt alone, so that the noise
+            above temperature 0 is that of prompt 0 for all.
         arms: distinct arms, at least one.
         repeats: how often every arm decodes every prompt.
         progress: called with (decodes done, decodes in all).
-    Returns: result rows of op "round", two an arm, samples and their prompts kept in them (see `samples_frame`):
-        round_ms, the samples being rounds; tokens_per_s, the samples being whole decodes: tokens of all rounds over the
-        time of all rounds. `rows` are the verify rows of a full tree, `context` the median of committed rows.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+
+    Returns:
+        Result rows of op "round", two an arm, samples and their prompts kept in them (see `samples_frame`): round_ms,
+        the samples being rounds; tokens_per_s, the samples being whole decodes: tokens of all rounds over the time of
+        all rounds. `rows` are the verify rows of a full tree, `context` the median of committed rows.
+
+    Raises:
+        ArgumentError: no arm or one twice, no prompt with a round, or what `kdlab.generate` refuses.
     """
     _check_arms(arms)
     repeats = check_int("repeats", repeats, minimum=1)
-    chosen = prompts if isinstance(prompts, PromptSet) else PromptSet.of("unnamed", as_prompts(prompts))
+    chosen = as_prompt_set(prompts)
     options = {"max_new_tokens": max_new_tokens, "seed": seed, "temperature": temperature, "streams": 1}
     samples: dict[Arm, _Samples] = {}
     for arm in arms:
@@ -92,6 +99,29 @@ def time_rounds(
     shared = state_columns(before, gpu_state(pair.device)) | _labels(chosen, provenance)
     case = {**options, "repeats": repeats, "warmup_rounds": WARMUP_ROUNDS}
     return rows_frame([row for arm in arms for row in _rows(arm, samples[arm], provenance, case, shared)])
+
+
+def cost_table(rows: pd.DataFrame) -> CostTable:
+    """Return the round times of one `time_rounds` call as a CostTable.
+
+    Its arms decoded the same texts, so their median contexts differ only by where rounds start: the table holds the
+    median of those medians as the context of all arms.
+
+    Args:
+        rows: result rows of op "round"; other ops and metrics are left out.
+
+    Raises:
+        ArgumentError: no round times among the rows.
+        ComparisonError: rows of several calls.
+    """
+    times = rows[(rows["op"] == "round") & (rows["metric"] == "round_ms")]
+    if times.empty:
+        raise ArgumentError("rows", 'rows of op "round", metric "round_ms"', "none")
+    if times["run_id"].nunique(dropna=False) > 1:
+        raise ComparisonError(f"run_id: round times of {times['run_id'].nunique()} measurements, expected one")
+    names = {"median": "round_ms", "p10": "round_ms_p10", "p90": "round_ms_p90"}
+    kept = times.drop(columns=["value", "samples", "sample_prompts"]).rename(columns=names).reset_index(drop=True)
+    return CostTable(kept.assign(context=round(float(times["context"].median()))))
 
 
 def _check_arms(arms: Sequence[Arm]) -> None:

@@ -14,9 +14,6 @@ from kdlab.errors import ArgumentError, SchemaError
 from kdlab.machine import GPU_STATE_FIELDS
 from kdlab.parquet import VERSION_COLUMN, TableFormat, read_table, write_table
 
-MIN_PROMPTS = 5
-"""Rows of fewer prompts carry a note that says so: a median over them is no headline."""
-
 _FROM_PROVENANCE = {
     "run_id": pa.string(), "started_utc": pa.string(), "kdlab_version": pa.string(),
     "device": pa.string(), "gpu": pa.string(), "gpu_uuid": pa.string(), "driver": pa.string(), "cuda": pa.string(),
@@ -94,7 +91,9 @@ def bench_row(
         value: instead of samples.
         simulated: whether acceptance is made up or weights are random.
         columns: further columns of ROWS_FORMAT; they win over the provenance.
-    Raises: ArgumentError for unknown columns, and unless exactly one of samples and value is given and finite.
+
+    Raises:
+        ArgumentError: a column is unknown, or not exactly one of samples and value is given and finite.
     """
     unknown = set(columns) - {field.name for field in ROWS_FORMAT.fields}
     if unknown:
@@ -121,8 +120,9 @@ def rows_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def samples_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row a sample, for comparisons that pair arms by prompt.
 
-    Returns: columns run_id, op, case, method, setting, budget, rows, metric, unit, value and prompt (its index), from
-        the rows that hold their samples' prompts.
+    Returns:
+        Columns run_id, op, case, method, setting, budget, rows, metric, unit, value and prompt (its index), from the
+        rows that hold their samples' prompts.
     """
     lists = ["samples", "sample_prompts"]
     kept = ["run_id", "op", "case", "method", "setting", "budget", "rows", "metric", "unit", *lists]
@@ -132,7 +132,11 @@ def samples_frame(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_rows(rows: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write rows as one file that is there whole or not at all. Raises: SchemaError when they break ROWS_FORMAT."""
+    """Write rows as one file that is there whole or not at all.
+
+    Raises:
+        SchemaError: they break ROWS_FORMAT.
+    """
     table = _to_table(rows)
     write_table(path, {name: table[name] for name in table.column_names}, ROWS_FORMAT)
 
@@ -140,7 +144,10 @@ def write_rows(rows: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 def read_rows(*paths: str | os.PathLike[str]) -> pd.DataFrame:
     """Read the rows of one or more files, in order; columns that an older file did not have are empty.
 
-    Raises: SchemaError for a file of another kind, or newer than this kdlab; FileNotFoundError.
+    Raises:
+        ArgumentError: no path.
+        SchemaError: a file is of another kind, or newer than this kdlab.
+        FileNotFoundError: there is no such file.
     """
     if not paths:
         raise ArgumentError("paths", "at least one file", "none")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from kdlab.cli.output import print_json, print_table, record_tables, say
+from kdlab.cli.output import print_json, print_table, say
 
 
 def run_run(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write the report of executed notebooks, and print the tables of their result records."""
-    from kdlab.report import build_report, export_figures, read_notebook, read_outcome
+    from kdlab.report import build_report, export_figures, read_notebook, read_outcome, record_tables
 
     html = build_report(arguments.notebooks, arguments.output, title=arguments.title)
     figures = export_figures(arguments.notebooks, arguments.figures) if arguments.figures else []

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -26,9 +26,10 @@ def _to_json(value: Any) -> Any:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of equal keys under their names, numbers to the right."""
+    """Print rows of equal keys under their names, numbers to the right; a column of whole numbers has no decimals."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    texts = [[_cell(row.get(name)) for name in names] for row in rows]
+    whole = {name for name in names if all(_is_whole(row.get(name)) for row in rows)}
+    texts = [[_cell(row.get(name), name in whole) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
     numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
     for line in [names, *texts]:
@@ -43,21 +44,18 @@ def _is_number(value: Any) -> bool:
     return value is None or (not isinstance(value, bool | str) and isinstance(value, int | float))
 
 
-def _cell(value: Any) -> str:
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
+def _cell(value: Any, whole: bool) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
+    if whole and not isinstance(value, bool):
+        return str(int(value))
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) >= 1000 or abs(value) < 0.001 else f"{value:.3f}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-
-
-def record_tables(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield (name, rows) of every table in a notebook's result record: a list of dictionaries of plain values."""
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from record_tables(value)
-        elif isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            yield str(name), value
 
 
 class Progress:

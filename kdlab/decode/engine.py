@@ -35,17 +35,19 @@ class Engine:
 
         Args:
             pair: models and tokenizer.
-            prompts: from `prompt_set`.
+            prompts: from `as_prompt_set`.
             settings: from `make_settings`.
-        Raises: ArgumentError for a prompt that holds an unknown token or leaves no room in the context.
+
+        Raises:
+            ArgumentError: a prompt holds an unknown token, or leaves no room in the context.
         """
         self.pair, self.prompts, self.settings = pair, prompts, settings
         self.transcripts = [self._transcript(prompt) for prompt in prompts]
         self._waiting = list(range(len(prompts)))
         rows = max(len(t.prompt_ids) + t.cap + t.tail for t in self.transcripts)
-        rows += settings.method.budget + 1 + self._depth_limit + 1
+        rows += settings.method.budget + 1 + pair.depth_limit + 1
         self._cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
-        self._context = self._new_context(settings.streams, rows)
+        self._context = None if settings.method.build is None else pair.new_context(settings.streams, rows)
         self._prompt = torch.full((settings.streams,), -1, device=pair.device)
         self._start = torch.zeros(settings.streams, dtype=torch.int64, device=pair.device)
         self._anchor = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
@@ -63,7 +65,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[RoundRecord]:
-        """Run one round of every running stream; returns one RoundRecord a running stream."""
+        """Run one round of every running stream and return its RoundRecord; the records are read on the host."""
         tree = self._draft_tree().with_root(self._anchor)
         output, target_tokens = self._verify(tree)
         acceptance = accept(tree, target_tokens)
@@ -151,10 +153,6 @@ class Engine:
 
     # -- streams --------------------------------------------------------------------------------------------------
 
-    @property
-    def _depth_limit(self) -> int:
-        return 0 if self.pair.drafter is None else self.pair.drafter.config.block_size - 1
-
     def _transcript(self, prompt: Prompt) -> Transcript:
         settings, limit = self.settings, self.pair.target.config.max_position_embeddings
         ids = prompt_token_ids(prompt, self.pair.tokenizer)
@@ -164,11 +162,6 @@ class Engine:
         capped_by = "context" if room < settings.max_new_tokens else "length"
         cap = min(room, settings.max_new_tokens)
         return Transcript(ids, cap, capped_by, settings.stop_token_ids, settings.tail)
-
-    def _new_context(self, num_streams: int, rows: int) -> DraftContext | None:
-        if self.settings.method.build is None or self.pair.drafter is None:
-            return None
-        return self.pair.drafter.new_context(num_streams, rows, self.pair.device, self.pair.dtype)
 
     def _fill_slots(self) -> None:
         """Give the slot of every finished stream to the next waiting prompt, or leave it inert."""
@@ -187,8 +180,8 @@ class Engine:
         hidden = prefill(
             self.pair,
             torch.tensor([transcript.prompt_ids], device=device),
-            self._cache.slot(slot),
-            None if self._context is None else self._context.slot(slot),
+            self._cache.stream(slot),
+            None if self._context is None else self._context.stream(slot),
         )
         length = torch.tensor([[len(transcript.prompt_ids)]], device=device)
         anchor = self._sample(hidden[:, -1:], length, torch.tensor([prompt], device=device))[0, 0]
@@ -207,7 +200,9 @@ def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftCon
         token_ids: [1, T] int.
         cache: of one stream, written at rows 0..T-1.
         context: of one stream, given the features of positions 0..T-1; None for AR.
-    Returns: [1, n, D], the final hidden rows of the last chunk.
+
+    Returns:
+        [1, n, D], the final hidden rows of the last chunk.
     """
     hidden = torch.empty(0)
     for first in range(0, token_ids.shape[1], PREFILL_CHUNK):

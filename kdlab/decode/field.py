@@ -43,8 +43,21 @@ class PromptField:
     @property
     def next_ids(self) -> np.ndarray:
         """[T, L] int32: the tokens the target wrote at p + 1 + l."""
-        num_positions, depth_limit = self.next_rank.shape
-        return self.all_ids[np.arange(num_positions)[:, None] + 1 + np.arange(depth_limit)]
+        return following(self.all_ids, *self.next_rank.shape)
+
+
+def following(all_ids: np.ndarray, num_positions: int, depth_limit: int) -> np.ndarray:
+    """Return the tokens behind each position.
+
+    Args:
+        all_ids: [num_positions + depth_limit or more] int, an output and its tail.
+        num_positions: positions T.
+        depth_limit: L.
+
+    Returns:
+        [T, L], token p + 1 + l at [p, l], in the dtype of `all_ids`.
+    """
+    return all_ids[np.arange(num_positions)[:, None] + 1 + np.arange(depth_limit)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ import pyarrow as pa
 from numpy.typing import DTypeLike
 
 from kdlab.decode.field import PromptField
+from kdlab.decode.list_columns import to_list_column
 from kdlab.errors import SchemaError
-from kdlab.list_columns import to_list_column
 from kdlab.parquet import TableFormat
 
 _LISTS: dict[str, DTypeLike] = {

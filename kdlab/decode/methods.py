@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError
-from kdlab.tree import DraftTree, build_beam, build_best_first, build_chain
+from kdlab.tree import MAX_BUDGET, DraftTree, build_beam, build_best_first, build_chain
 
 METHODS = ("ar", "chain", "ddtree", "beam")
 
@@ -42,15 +42,17 @@ def make_method(
     Args:
         name: "ar" (the root alone), "chain" (the draft's top path, at most `budget` long), "ddtree" (the best tree of
             `budget` nodes) or "beam" (the `width` best nodes a depth, the best `budget` of them).
-        budget: tree nodes without the root, >= 0.
+        budget: tree nodes without the root, 0 to MAX_BUDGET.
         width: for "beam" alone, >= 1.
         top_k: draft candidates a slot; None takes what the tree can use: 1, min(budget, V) or min(width, V).
         depth_limit: L, draft positions of the drafter.
         vocab_size: V.
-    Raises: ArgumentError (argument, expected, got).
+
+    Raises:
+        ArgumentError: an argument is out of range, or a width comes with another method than "beam".
     """
     check_choice("method", name, METHODS)
-    budget = check_int("budget", budget, minimum=0)
+    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
     if (width is not None) != (name == "beam"):
         raise ArgumentError("width", "a width for method 'beam' and None for the others", f"{width} for {name!r}")
     width = None if width is None else check_int("width", width, minimum=1)

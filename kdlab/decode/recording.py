@@ -1,15 +1,15 @@
 """Record a draft field: decode each prompt once, then run the drafter at every position of the text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kdlab.checks import check_int
+from kdlab.decode.decoding import Progress, decode_provenance, run_all, start
 from kdlab.decode.engine import Engine, prefill
-from kdlab.decode.field import DraftField, PromptField
-from kdlab.decode.generate import Progress, decode_provenance, run_all, start
+from kdlab.decode.field import DraftField, PromptField, following
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError
 from kdlab.kernels.reference import draft_topk
@@ -18,7 +18,7 @@ from kdlab.model.pair import Pair
 from kdlab.model.prompts import Prompt
 
 _DECODE_BUDGET = 16  # any budget writes the same text; this one needs few rounds
-_POSITIONS_AT_ONCE = 64
+_POSITIONS_AT_ONCE = 64  # bounds the logits that are held: of the whole text only the top K are kept
 
 
 def record(
@@ -39,12 +39,15 @@ def record(
     From the result `kdlab.study` computes every budget, chain and beam without a model. Arguments as in `generate`;
     `top_k` is the number of draft candidates kept a slot, the whole vocabulary where that is smaller.
 
-    Returns: DraftField.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+    Returns:
+        The DraftField of the prompts.
+
+    Raises:
+        ArgumentError: the pair has no drafter, or an argument has a wrong value.
     """
     if pair.drafter is None:
         raise ArgumentError("pair", "a pair with a drafter", "none")
-    vocab_size, depth_limit = pair.target.config.vocab_size, pair.drafter.config.block_size - 1
+    vocab_size, depth_limit = pair.target.config.vocab_size, pair.depth_limit
     top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
     engine = start(
         pair,
@@ -68,40 +71,41 @@ def record(
 @torch.inference_mode()
 def _record_prompt(engine: Engine, index: int, prompt: Prompt, top_k: int) -> PromptField:
     pair, transcript = engine.pair, engine.transcripts[index]
-    logits = _draft_everywhere(pair, transcript)
-    top = draft_topk(logits, top_k)
+    output_ids = np.array(transcript.output_ids, dtype=np.int32)
     all_ids = np.array(transcript.output_ids + transcript.tail_ids, dtype=np.int32)
-    num_positions, depth_limit = logits.shape[:2]
-    following = all_ids[np.arange(num_positions)[:, None] + 1 + np.arange(depth_limit)]
-    log_prob, rank = _find(logits, torch.from_numpy(following).to(logits.device))
+    next_ids = torch.from_numpy(following(all_ids, len(output_ids), pair.depth_limit)).to(pair.device)
+    pieces = []
+    for logits, wanted in zip(_draft_everywhere(pair, transcript), next_ids.split(_POSITIONS_AT_ONCE), strict=True):
+        top = draft_topk(logits, top_k)
+        pieces.append((top.token_ids, top.log_probs, *_find(logits, wanted)))
+    token_ids, log_probs, next_log_prob, next_rank = (
+        torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)
+    )
     return PromptField(
         prompt=index,
         prompt_id=prompt.id,
         kind=prompt.kind,
         prompt_ids=np.array(transcript.prompt_ids, dtype=np.int32),
-        output_ids=np.array(transcript.output_ids, dtype=np.int32),
+        output_ids=output_ids,
         tail_ids=np.array(transcript.tail_ids, dtype=np.int32),
-        num_starts=min(transcript.num_starts, len(transcript.output_ids)),
-        token_ids=top.token_ids.cpu().numpy(),
-        log_probs=top.log_probs.cpu().numpy(),
-        next_log_prob=log_prob.cpu().numpy(),
-        next_rank=rank.cpu().numpy(),
+        num_starts=min(transcript.num_starts, len(output_ids)),
+        token_ids=token_ids,
+        log_probs=log_probs,
+        next_log_prob=next_log_prob,
+        next_rank=next_rank,
     )
 
 
-def _draft_everywhere(pair: Pair, transcript: Transcript) -> Tensor:
-    """Draft logits [T, L, V] with each of the T output tokens as the anchor."""
-    if pair.drafter is None:
-        raise ArgumentError("pair", "a pair with a drafter", "none")
+def _draft_everywhere(pair: Pair, transcript: Transcript) -> Iterator[Tensor]:
+    """Yield draft logits [n, L, V] with each output token in turn as the anchor, n at most `_POSITIONS_AT_ONCE`."""
     committed = transcript.prompt_ids + transcript.output_ids
-    rows = len(committed) + pair.drafter.config.block_size
-    cache = LatentCache.allocate(pair.target.config, 1, rows, pair.dtype, pair.device)
-    context = pair.drafter.new_context(1, rows, pair.device, pair.dtype)
+    cache = LatentCache.allocate(pair.target.config, 1, len(committed), pair.dtype, pair.device)
+    context = pair.new_context(1, len(committed))
     prefill(pair, torch.tensor([committed], device=pair.device), cache, context)
     anchors = torch.tensor(transcript.output_ids, device=pair.device)
     starts = len(transcript.prompt_ids) + torch.arange(len(anchors), device=pair.device)
-    pieces = zip(anchors.split(_POSITIONS_AT_ONCE), starts.split(_POSITIONS_AT_ONCE), strict=True)
-    return torch.cat([pair.draft_logits(anchor, begin, context) for anchor, begin in pieces])
+    for anchor, begin in zip(anchors.split(_POSITIONS_AT_ONCE), starts.split(_POSITIONS_AT_ONCE), strict=True):
+        yield pair.draft_logits(anchor, begin, context)
 
 
 def _find(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import DTypeLike
 
+from kdlab.decode.list_columns import from_list_column, to_list_column
 from kdlab.decode.records import RoundRecord
-from kdlab.list_columns import from_list_column, to_list_column
 from kdlab.parquet import TableFormat
 from kdlab.tree.draft_tree import DraftTree
 
@@ -60,7 +60,9 @@ def record_columns(records: Sequence[RoundRecord]) -> dict[str, pa.Array]:
 def records_of(table: pa.Table) -> list[RoundRecord]:
     """Give back the records of a table in ROUNDS_FORMAT, in its order, with trees on the CPU.
 
-    Raises: TreeError when a row's parents are no tree; SchemaError when its lists do not fit together.
+    Raises:
+        TreeError: the parents of a row are no tree.
+        SchemaError: the lists of a row do not fit together.
     """
     lists = {name: from_list_column(table[name]) for name in (*_TREE_LISTS, "target_tokens", "path")}
     experts = from_list_column(table["expert_ids"], _EXPERT_DIMS)

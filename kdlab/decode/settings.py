@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kdlab.checks import check_choice, check_int
+from kdlab.checks import check_choice, check_float, check_int
 from kdlab.decode.methods import Method, make_method
 from kdlab.errors import ArgumentError, NotSupported
 from kdlab.model.pair import Pair
@@ -48,19 +48,25 @@ def make_settings(
     record_experts: bool = False,
     tail: int = 0,
 ) -> Settings:
-    """Check every argument of a decode. Raises: ArgumentError, NotSupported (argument, expected, got)."""
+    """Check every argument of a decode; see `kdlab.generate` for their meaning.
+
+    Raises:
+        ArgumentError: an argument has a wrong value.
+        NotSupported: a value that this version does not run.
+    """
     _check_modes(impl, graph)
-    depth_limit = 0 if pair.drafter is None else pair.drafter.config.block_size - 1
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
     vocab_size = pair.target.config.vocab_size
-    made = make_method(method, budget=budget, width=width, top_k=top_k, depth_limit=depth_limit, vocab_size=vocab_size)
+    made = make_method(
+        method, budget=budget, width=width, top_k=top_k, depth_limit=pair.depth_limit, vocab_size=vocab_size
+    )
     streams = min(_DEFAULT_STREAMS, num_prompts) if streams is None else check_int("streams", streams, minimum=1)
     return Settings(
         method=made,
         max_new_tokens=check_int("max_new_tokens", max_new_tokens, minimum=1),
-        temperature=_check_float("temperature", temperature, 0.0, None),
-        top_p=_check_top_p(top_p),
+        temperature=check_float("temperature", temperature, minimum=0.0),
+        top_p=check_float("top_p", top_p, above=0.0, maximum=1.0),
         seed=check_int("seed", seed, minimum=0, maximum=2**64 - 1),
         stop_token_ids=_check_stops(pair, stop_token_ids),
         streams=min(streams, num_prompts),
@@ -76,21 +82,6 @@ def _check_modes(impl: str, graph: str) -> None:
     check_choice("graph", graph, ("auto", "off", "on"))
     if graph == "on":
         raise NotSupported("graph", "'auto' or 'off'", repr(graph))
-
-
-def _check_float(name: str, value: object, minimum: float, maximum: float | None) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum or value == float("inf"):
-        raise ArgumentError(name, f"a finite number of at least {minimum}", repr(value))
-    if maximum is not None and value > maximum:
-        raise ArgumentError(name, f"a number of at most {maximum}", repr(value))
-    return float(value)
-
-
-def _check_top_p(value: object) -> float:
-    top_p = _check_float("top_p", value, 0.0, 1.0)
-    if top_p == 0.0:
-        raise ArgumentError("top_p", "0 < top_p <= 1", repr(value))
-    return top_p
 
 
 def _check_stops(pair: Pair, stop_token_ids: Iterable[int] | None) -> frozenset[int]:

@@ -34,8 +34,10 @@ def save_run(run: Run, path: str | os.PathLike[str]) -> None:
 def load_run(path: str | os.PathLike[str]) -> Run:
     """Read a run that this or an older kdlab saved; its trees are on the CPU.
 
-    Raises: SchemaError when the file is no run, is newer than this kdlab, or its parts do not fit; TreeError when a
-        recorded tree is none; FileNotFoundError.
+    Raises:
+        SchemaError: the file is no run, is newer than this kdlab, or its parts do not fit.
+        TreeError: a recorded tree is none.
+        FileNotFoundError: there is no such file.
     """
     table, metadata = read_table(path, ROUNDS_FORMAT)
     row = _run_metadata(path, metadata)
@@ -71,7 +73,9 @@ def save_field(field: DraftField, path: str | os.PathLike[str]) -> None:
 def load_field(path: str | os.PathLike[str]) -> DraftField:
     """Read a draft field that this or an older kdlab saved.
 
-    Raises: SchemaError when the file is no field, is newer than this kdlab, or its parts do not fit; FileNotFoundError.
+    Raises:
+        SchemaError: the file is no field, is newer than this kdlab, or its parts do not fit.
+        FileNotFoundError: there is no such file.
     """
     table, metadata = read_table(path, FIELD_FORMAT)
     row = _run_metadata(path, metadata)
@@ -81,7 +85,7 @@ def load_field(path: str | os.PathLike[str]) -> DraftField:
     return DraftField(
         prompts=[
             prompt_field(table, start, entry, row["depth_limit"], row["top_k"])
-            for start, entry in zip(starts, row["prompts"], strict=False)
+            for start, entry in zip(starts[:-1], row["prompts"], strict=True)
         ],
         top_k=row["top_k"],
         vocab_size=row["vocab_size"],

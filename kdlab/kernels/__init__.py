@@ -1,1 +1,1 @@
-"""Tensor ops: one a file, plain torch in `reference`."""
+"""Tensor ops: their specification in plain torch is `reference`; `rope` rotates queries and keys."""

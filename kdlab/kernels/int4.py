@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_shape
+from kdlab.config import INT4_GROUP
 from kdlab.errors import ArgumentError, ShapeError
 
 VALUES_PER_WORD = 8
-GROUP = 32
 
 
 def pack_int4(values: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ def dequantize_int4(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor
         ShapeError: packed and scale do not belong together.
     """
     columns = packed.shape[-1] * VALUES_PER_WORD
-    check_shape("scale", scale, [*packed.shape[:-1], columns // GROUP])
-    if columns % GROUP:
-        raise ShapeError("packed", f"rows of a multiple of {GROUP // VALUES_PER_WORD} words", list(packed.shape))
+    check_shape("scale", scale, [*packed.shape[:-1], columns // INT4_GROUP])
+    if columns % INT4_GROUP:
+        raise ShapeError("packed", f"rows of a multiple of {INT4_GROUP // VALUES_PER_WORD} words", list(packed.shape))
     # Four bits times the 8 or 11 of a 16-bit scale fit float32; the 24 of a float32 scale need float64.
     exact = torch.float32 if scale.element_size() == 2 and dtype != torch.float64 else torch.float64
-    groups = unpack_int4(packed).unflatten(-1, (-1, GROUP)).to(exact)
+    groups = unpack_int4(packed).unflatten(-1, (-1, INT4_GROUP)).to(exact)
     return (groups * scale[..., None].to(exact)).flatten(-2).to(dtype)
 
 

@@ -20,7 +20,9 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     Args:
         counter: four int64 tensors that broadcast together, each holding 32-bit words.
         key: two 32-bit words.
-    Returns: four int64 tensors of the broadcast shape, each holding uniform 32-bit words.
+
+    Returns:
+        Four int64 tensors of the broadcast shape, each holding uniform 32-bit words.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -42,7 +44,9 @@ def gumbel_noise(seed: int, stream: Tensor, position: Tensor, num_ids: int, *, f
         stream: [S] int64, index of the prompt.
         position: [S, N] int64, absolute position of the token to be drawn.
         num_ids: token ids first_id .. first_id + num_ids - 1 are wanted.
-    Returns: [S, N, num_ids] float64.
+
+    Returns:
+        [S, N, num_ids] float64.
     """
     first_block = first_id // 4
     blocks = torch.arange(first_block, (first_id + num_ids + 3) // 4, device=position.device)

@@ -18,26 +18,26 @@ from kdlab.model.layers import weight
 class AttentionPlan:
     """What one forward prepares for the attention of all layers.
 
-    `rope` holds the tables of `rotate` for T = S * N rows of one head, `slots` [S, N] i64 says where the rows go in the
-    cache (None without a cache).
+    `rope` holds the tables of `rotate` for T = S * N rows of one head, `places` [S, N] i64 says where the rows go in
+    the cache (None without a cache).
     """
 
     rope: tuple[Tensor, Tensor]
     keys: Keys
     cache: LatentCache | None
-    slots: Tensor | None
+    places: Tensor | None
 
 
 def plan_attention(
     config: TargetConfig, positions: Tensor, cache: LatentCache | None, start: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> AttentionPlan:
-    """Prepare rope, keys and cache slots of one forward; the arguments are those of `Target.forward`."""
+    """Prepare rope, keys and cache places of one forward; the arguments are those of `Target.forward`."""
     cos, sin = rope_tables(positions.flatten()[:, None], config.rope)
     rope = pair_tables(cos, sin, config.rope_interleave)
     heads = config.num_attention_heads
     if cache is None:
         return AttentionPlan(rope, own_keys(mask, num_heads=heads, dtype=compute_dtype(dtype)), None, None)
-    return AttentionPlan(rope, cache.keys(start, mask, heads), cache, cache.slots(start, mask.shape[1]))
+    return AttentionPlan(rope, cache.keys(start, mask, heads), cache, cache.places(start, mask.shape[1]))
 
 
 class LatentAttention(nn.Module):
@@ -96,9 +96,9 @@ class LatentAttention(nn.Module):
         q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
         q = torch.cat([q_latent, q_rope], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
         rows = rows.view(q.shape[0], q.shape[1], -1)
-        if plan.cache is not None and plan.slots is not None and plan.keys.rows is not None:
-            plan.cache.write_slots(self.layer, rows, plan.slots)
-            rows = plan.cache.read_slots(self.layer, plan.keys.rows)
+        if plan.cache is not None and plan.places is not None and plan.keys.rows is not None:
+            plan.cache.write_at(self.layer, rows, plan.places)
+            rows = plan.cache.read_at(self.layer, plan.keys.rows)
         o, _ = attend(q, rows, plan.keys, config.softmax_scale, latent_dim)
         heads = torch.bmm(o.flatten(0, 1).transpose(0, 1), value_up.transpose(1, 2))
         return F.linear(heads.transpose(0, 1).flatten(1), self.o)

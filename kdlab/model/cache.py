@@ -48,28 +48,28 @@ class LatentCache:
         """Rows that a stream may hold."""
         return self.block_table.shape[1] * PAGE_SIZE
 
-    def slot(self, index: int) -> "LatentCache":
+    def stream(self, index: int) -> "LatentCache":
         """Return the one stream `index` as a cache of its own that shares this one's pages."""
         return LatentCache(self.pages, self.block_table[index : index + 1])
 
-    def slots(self, start: Tensor, num_rows: int) -> Tensor:
+    def places(self, start: Tensor, num_rows: int) -> Tensor:
         """Return where rows start..start + num_rows - 1 of each stream stand in `pages.flatten(1, 2)`, [S, N] i64."""
         index = start.long()[:, None] + torch.arange(num_rows, device=start.device)
         return cache_rows(self.block_table, index, PAGE_SIZE)
 
     def write(self, layer: int, rows: Tensor, start: Tensor) -> None:
         """Write rows [S, N, W] of one layer at start [S]..start + N - 1 of each stream."""
-        self.write_slots(layer, rows, self.slots(start, rows.shape[1]))
+        self.write_at(layer, rows, self.places(start, rows.shape[1]))
 
-    def write_slots(self, layer: int, rows: Tensor, slots: Tensor) -> None:
-        """Write rows [S, N, W] of one layer at `slots` [S, N]; no gradient flows through the cache."""
+    def write_at(self, layer: int, rows: Tensor, places: Tensor) -> None:
+        """Write rows [S, N, W] of one layer at `places` [S, N]; no gradient flows through the cache."""
         flat = self.pages[layer].view(-1, self.pages.shape[-1])
-        flat.index_copy_(0, slots.flatten(), rows.detach().flatten(0, 1).to(flat.dtype))
+        flat.index_copy_(0, places.flatten(), rows.detach().flatten(0, 1).to(flat.dtype))
 
-    def read_slots(self, layer: int, slots: Tensor) -> Tensor:
-        """Return the rows [S, T, W] of one layer at `slots` [S, T]."""
+    def read_at(self, layer: int, places: Tensor) -> Tensor:
+        """Return the rows [S, T, W] of one layer at `places` [S, T]."""
         flat = self.pages[layer].view(-1, self.pages.shape[-1])
-        return flat.index_select(0, slots.flatten()).view(*slots.shape, -1)
+        return flat.index_select(0, places.flatten()).view(*places.shape, -1)
 
     def keys(self, start: Tensor, mask: Tensor, num_heads: int) -> Keys:
         """Return what N rows written at `start` [S] may see under mask [S, N, N]."""

@@ -1,11 +1,13 @@
 """Characters as tokens: the id of a character is its code point."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from kdlab.checks import check_int
 from kdlab.errors import ArgumentError
 from kdlab.model.token_text import printable
+from kdlab.model.tokenizer_files import configured_stop_ids, read_fields
 
 _REPLACEMENT = "�"
 
@@ -44,3 +46,13 @@ class CharacterTokenizer:
         code = check_int("token id", token_id, minimum=0, maximum=self.vocab_size - 1)
         is_surrogate = 0xD800 <= code <= 0xDFFF  # half of a UTF-16 pair: no text file can hold it
         return _REPLACEMENT if is_surrogate else chr(code)
+
+
+def load_character_tokenizer(directory: Path) -> CharacterTokenizer:
+    """Load a checkpoint directory whose tokenizer_config.json says how many characters there are.
+
+    Raises:
+        ConfigError: `vocab_size` is missing or no positive integer, or a stop token lies outside it.
+    """
+    vocab_size = read_fields(directory / "tokenizer_config.json").integer("vocab_size")
+    return CharacterTokenizer(vocab_size, configured_stop_ids(directory, vocab_size))

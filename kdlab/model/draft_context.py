@@ -69,7 +69,7 @@ class DraftContext:
         """Positions P that a stream has room for."""
         return self.keys.shape[2] - 1
 
-    def slot(self, index: int) -> "DraftContext":
+    def stream(self, index: int) -> "DraftContext":
         """Return the one stream `index` as a context of its own that shares this one's memory."""
         one = slice(index, index + 1)
         return replace(self, keys=self.keys[:, one], values=self.values[:, one], length=self.length[one])

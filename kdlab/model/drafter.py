@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_float, check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError, ConfigError
 from kdlab.kernels.reference import rms_norm
@@ -54,8 +54,7 @@ class Drafter(nn.Module):
             ArgumentError: the amplitude is not a finite number above 0.
         """
         super().__init__()
-        if not 0 < rope_amplitude < float("inf"):
-            raise ArgumentError("rope_amplitude", "a finite number above 0", rope_amplitude)
+        rope_amplitude = check_float("rope_amplitude", rope_amplitude, above=0.0)
         self.config = config
         self.rope = replace(config.rope, amplitude=config.rope.amplitude * rope_amplitude)
         width = config.hidden_size
@@ -127,7 +126,7 @@ class Drafter(nn.Module):
         check_shape("start", start, (block.shape[0],))
         if context.num_streams not in (1, block.shape[0]):
             raise ArgumentError("context", f"1 or {block.shape[0]} streams", context.num_streams)
-        view = _block_view(block, start.long(), context)
+        view = BlockView.of(start.long(), block.shape[1], context)
         masks: dict[tuple[int | None, bool], Tensor] = {}
         hidden = block
         for module, kind in zip(self.layers, zip(self.config.sliding, self.config.causal, strict=True), strict=True):
@@ -135,13 +134,6 @@ class Drafter(nn.Module):
                 masks[kind] = view.mask(*kind)
             hidden = module(hidden, view, masks[kind])
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-
-
-def _block_view(block: Tensor, start: Tensor, context: DraftContext) -> BlockView:
-    num_context = context.num_visible(start)
-    slots = torch.arange(block.shape[1], device=start.device)
-    cos, sin = context.rope_at(start[:, None] + slots)
-    return BlockView(start=start, num_context=num_context, cos=cos, sin=sin, context=context)
 
 
 def load_drafter(

@@ -31,6 +31,13 @@ class BlockView:
     sin: Tensor
     context: DraftContext
 
+    @classmethod
+    def of(cls, start: Tensor, width: int, context: DraftContext) -> "BlockView":
+        """Return the view of blocks of `width` slots that begin at `start` [S] i64; it looks up rope once for all."""
+        num_context = context.num_visible(start)
+        cos, sin = context.rope_at(start[:, None] + torch.arange(width, device=start.device))
+        return cls(start, num_context, cos, sin, context)
+
     def mask(self, window: int | None, causal: bool) -> Tensor:
         """Return [S, b, num_context + b] bool: which context rows, then which slots, each slot sees.
 

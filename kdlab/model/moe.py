@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kdlab.config import TargetConfig
+from kdlab.config import INT4_GROUP, TargetConfig
 from kdlab.kernels.experts import DenseExperts, ExpertWeights, PackedExperts
-from kdlab.kernels.int4 import GROUP, VALUES_PER_WORD
+from kdlab.kernels.int4 import VALUES_PER_WORD
 from kdlab.kernels.reference import compute_dtype, moe_experts
 from kdlab.model.layers import SwiGlu, prefixed, weight
 
@@ -82,9 +82,9 @@ class PackedExpertBank(nn.Module):
             return weight(experts, rows, columns, dtype=dtype, device=device)
 
         self.gate_up_packed = new(2 * inner, width // VALUES_PER_WORD, torch.int32)
-        self.gate_up_scale = new(2 * inner, width // GROUP, torch.bfloat16)
+        self.gate_up_scale = new(2 * inner, width // INT4_GROUP, torch.bfloat16)
         self.down_packed = new(width, inner // VALUES_PER_WORD, torch.int32)
-        self.down_scale = new(width, inner // GROUP, torch.bfloat16)
+        self.down_scale = new(width, inner // INT4_GROUP, torch.bfloat16)
 
     @property
     def experts(self) -> ExpertWeights:

@@ -42,30 +42,45 @@ class Pair:
     @property
     def taps(self) -> tuple[int, ...]:
         """0-based target layers whose output the drafter reads."""
-        return () if self.drafter is None else tuple(self.drafter.config.target_layer_ids)
+        return () if self.drafter is None else self.drafter.config.target_layer_ids
+
+    @property
+    def depth_limit(self) -> int:
+        """Draft positions L of one round, 0 without a drafter."""
+        return 0 if self.drafter is None else self.drafter.config.depth_limit
+
+    def new_context(self, num_streams: int, max_positions: int) -> DraftContext:
+        """Return an empty draft context on the pair's device; see `Drafter.new_context`."""
+        return self._drafter().new_context(num_streams, max_positions, self.device, self.dtype)
 
     def extend_context(self, context: DraftContext, taps: Tensor | None, start: Tensor, count: Tensor) -> None:
         """Give the drafter the tapped layers of newly committed rows; see `Drafter.extend`."""
-        if self.drafter is None or taps is None:
-            raise ArgumentError("pair", "a drafter, and taps of the target", "none")
-        self.drafter.extend(context, taps, start, count)
+        if taps is None:
+            raise ArgumentError("taps", "the tapped layers of the target", "none")
+        self._drafter().extend(context, taps, start, count)
 
     def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext) -> Tensor:
-        """Logits of the drafter's L slots after each anchor.
+        """Return the logits of the L draft positions behind each anchor.
 
         Args:
             anchor: [S] int, the token at absolute position `start`, not yet run through the target.
             start: [S] int, committed rows.
             context: holds the context features of positions 0..start-1 of each stream.
-        Returns: [S, L, V]; slot i (from 0) predicts absolute position start + 1 + i.
+
+        Returns:
+            [S, L, V]; row i, of slot i + 1, predicts absolute position start + 1 + i.
         """
-        if self.drafter is None:
-            raise ArgumentError("pair", "a drafter", "none")
-        config = self.drafter.config
+        drafter = self._drafter()
+        config = drafter.config
         block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
         block[:, 0] = anchor
-        hidden = self.drafter(self.target.embed(block), start, context)
+        hidden = drafter(self.target.embed(block), start, context)
         return self.target.head(hidden[:, 1:])
+
+    def _drafter(self) -> Drafter:
+        if self.drafter is None:
+            raise ArgumentError("pair", "a pair with a drafter", "none")
+        return self.drafter
 
 
 def load_pair(
@@ -90,7 +105,13 @@ def load_pair(
         experts: "tp" or "ep", how routed experts are split over ranks.
         latent_norm_eps: epsilon of the q_a and kv_a norms; 1e-6 as Moonshot's code and transformers, 1e-5 as SGLang.
         rope_amplitude: factor on the drafter's cos and sin tables; some engines ran K2.5's drafter with 1.4159.
-    Raises: ArgumentError, NotSupported, UnsupportedDevice, ConfigError, CheckpointError.
+
+    Raises:
+        ArgumentError: an argument has a wrong value, or there is no such directory or shipped pair.
+        NotSupported: more than one rank.
+        UnsupportedDevice: torch does not see the GPU that was asked for.
+        ConfigError: a config or tokenizer file asks for what kdlab does not run, or target and drafter do not match.
+        CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
     check_choice("experts", experts, ("tp", "ep"))
     if check_int("ranks", ranks, minimum=1) != 1:

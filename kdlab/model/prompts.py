@@ -53,7 +53,11 @@ class PromptSet:
         """
         if not prompts:
             raise ArgumentError("prompts", "at least one prompt", "none")
-        _check_distinct(prompts)
+        seen: set[str] = set()
+        for index, prompt in enumerate(prompts):
+            if prompt.id in seen:
+                raise ArgumentError(f"prompts[{index}]", "a new id", f"{prompt.id!r} again")
+            seen.add(prompt.id)
         return cls(set_id, prompts_digest(prompts), tuple(prompts))
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -112,30 +116,25 @@ def _parse_line(where: str, line: str) -> Prompt:
         raise ArgumentError(f"{where}: {error.argument}", error.expected, error.got) from error
 
 
-def as_prompts(prompts: object) -> list[Prompt]:
-    """Turn what a user may pass for prompts into a list of Prompt.
+def as_prompt_set(prompts: object) -> PromptSet:
+    """Turn what a user may pass for prompts into a PromptSet.
 
     Args:
-        prompts: a text, a Prompt, a PromptSet, a list of token ids, or a list whose items are texts, Prompts or
-            lists of token ids. Arrays and tensors of ids count as lists. Texts and ids are named "0", "1" and so on.
+        prompts: a text, a Prompt, a PromptSet (returned as it is), a list of token ids, or a list whose items are
+            texts, Prompts or lists of token ids. Arrays and tensors of ids count as lists. Texts and ids are named "0",
+            "1" and so on, a new set "unnamed".
 
     Raises:
         ArgumentError: nothing was passed, an item is empty or of another type, or an id comes twice.
     """
     if isinstance(prompts, PromptSet):
-        return list(prompts)
-    if isinstance(prompts, str | Prompt):
-        return [_as_prompt(0, prompts)]
-    items = _as_list(prompts)
+        return prompts
+    items = [prompts] if isinstance(prompts, str | Prompt) else _as_list(prompts)
     if items is None:
         raise ArgumentError("prompts", "a text, token ids, a Prompt, or a list of these", type(prompts).__name__)
-    if not items:
-        raise ArgumentError("prompts", "at least one prompt", "none")
-    if _is_id(items[0]):
-        return [_as_prompt(0, items)]
-    result = [_as_prompt(index, item) for index, item in enumerate(items)]
-    _check_distinct(result)
-    return result
+    if items and _is_id(items[0]):
+        items = [items]
+    return PromptSet.of("unnamed", [_as_prompt(index, item) for index, item in enumerate(items)])
 
 
 def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
@@ -181,11 +180,3 @@ def _checked_ids(name: str, ids: object) -> tuple[int, ...]:
     if not values:
         raise ArgumentError(name, "a list of token ids that is not empty", repr(ids))
     return tuple(check_int(f"{name}[{index}]", value, minimum=0) for index, value in enumerate(values))
-
-
-def _check_distinct(prompts: Sequence[Prompt]) -> None:
-    seen: set[str] = set()
-    for index, prompt in enumerate(prompts):
-        if prompt.id in seen:
-            raise ArgumentError(f"prompts[{index}]", "a new id", f"{prompt.id!r} again")
-        seen.add(prompt.id)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +90,11 @@ class Target(nn.Module):
         self.config = config
         self.skipped = Skipped()
         self.embedding = weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
+        layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype=dtype, device=device, packed=packed)
             for layer in range(config.num_hidden_layers)
         )
+        self.layers = cast("Sequence[DecoderLayer]", layers)
         self.norm = weight(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = None if config.tie_word_embeddings else weight(*self.embedding.shape, dtype=dtype, device=device)
 
@@ -102,7 +104,7 @@ class Target(nn.Module):
         if self.lm_head is not None:
             found["lm_head.weight"] = self.lm_head
         for i, layer in enumerate(self.layers):
-            found |= prefixed(f"model.layers.{i}.", layer)  # type: ignore[arg-type]
+            found |= prefixed(f"model.layers.{i}.", layer)
         return found
 
     def embed(self, tokens: Tensor) -> Tensor:

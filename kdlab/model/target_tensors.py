@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kdlab.config import INT4_GROUP
 from kdlab.errors import CheckpointError
-from kdlab.kernels.int4 import GROUP, VALUES_PER_WORD, dequantize_int4
+from kdlab.kernels.int4 import VALUES_PER_WORD, dequantize_int4
 from kdlab.model.checkpoint import Checkpoint, check_names, read_into
 
 _PREFIX = "language_model."
@@ -103,7 +104,7 @@ def _dequantize_into(view: Tensor, tensors: list[Tensor], names: list[str]) -> N
     if packed.dtype != torch.int32 or list(packed.shape) != [rows, columns // VALUES_PER_WORD]:
         expected = f"torch.int32 [{rows}, {columns // VALUES_PER_WORD}]"
         raise CheckpointError(f"{names[0]}: expected {expected}, got {packed.dtype} {list(packed.shape)}")
-    if not scale.is_floating_point() or list(scale.shape) != [rows, columns // GROUP]:
-        expected = f"a float [{rows}, {columns // GROUP}]"
+    if not scale.is_floating_point() or list(scale.shape) != [rows, columns // INT4_GROUP]:
+        expected = f"a float [{rows}, {columns // INT4_GROUP}]"
         raise CheckpointError(f"{names[1]}: expected {expected}, got {scale.dtype} {list(scale.shape)}")
     read_into(view, dequantize_int4(packed, scale, view.dtype), names[0])

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Protocol
 
 from kdlab.errors import ArgumentError, ConfigError
-from kdlab.model.character_tokenizer import CharacterTokenizer
+from kdlab.model.character_tokenizer import load_character_tokenizer
 from kdlab.model.json_tokenizer import load_json_tokenizer
 from kdlab.model.tiktoken_tokenizer import load_tiktoken_tokenizer
-from kdlab.model.tokenizer_files import configured_stop_ids, read_json
+from kdlab.model.tokenizer_files import read_fields
 
 
 class Tokenizer(Protocol):
@@ -51,17 +51,9 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         return load_tiktoken_tokenizer(directory)
     if (directory / "tokenizer.json").is_file():
         return load_json_tokenizer(directory)
-    config = read_json(directory / "tokenizer_config.json")
-    if config.get("tokenizer_class") == "CharacterTokenizer":
-        return _character_tokenizer(directory, config.get("vocab_size"))
+    if read_fields(directory / "tokenizer_config.json").get("tokenizer_class", None) == "CharacterTokenizer":
+        return load_character_tokenizer(directory)
     raise ConfigError(
         f"{directory}: no tokenizer: looked for tiktoken.model, tokenizer.json, and a tokenizer_config.json with "
         f'"tokenizer_class": "CharacterTokenizer"'
     )
-
-
-def _character_tokenizer(directory: Path, vocab_size: object) -> CharacterTokenizer:
-    if type(vocab_size) is not int or vocab_size < 1:
-        path = directory / "tokenizer_config.json"
-        raise ConfigError(f"{path}: vocab_size: expected a positive integer, got {vocab_size!r}")
-    return CharacterTokenizer(vocab_size, configured_stop_ids(directory, vocab_size))

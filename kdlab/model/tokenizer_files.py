@@ -1,12 +1,9 @@
 """What a checkpoint directory says about its tokens: vocabulary size, stop tokens, special tokens."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kdlab.errors import ConfigError
+from kdlab.config_fields import Fields, read_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,36 +15,29 @@ class SpecialToken:
     hidden: bool
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty dict where there is no such file.
+def read_fields(path: Path) -> Fields:
+    """Return the object in a JSON file, an empty one where there is no such file.
 
     Raises:
         ConfigError: the file is not a JSON object.
     """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+    return Fields(read_json_object(path) if path.is_file() else {}, str(path))
 
 
-def _config_sections(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    config = read_json(directory / "config.json")
-    yield "config.json", config
-    yield "config.json: text_config", config.get("text_config") or {}
-    yield "generation_config.json", read_json(directory / "generation_config.json")
+def _config_sections(directory: Path) -> list[Fields]:
+    config = read_fields(directory / "config.json")
+    sections = (config, config.section("text_config"), read_fields(directory / "generation_config.json"))
+    return [section for section in sections if section is not None]
 
 
 def model_vocab_size(directory: Path) -> int | None:
-    """Return `vocab_size` of config.json (flat or under `text_config`), or None where it says nothing."""
-    for _, section in _config_sections(directory):
-        if section.get("vocab_size") is not None:
-            return int(section["vocab_size"])
-    return None
+    """Return `vocab_size` of config.json (flat or under `text_config`), or None where it says nothing.
+
+    Raises:
+        ConfigError: it is no positive integer.
+    """
+    sizes = (section.integer("vocab_size", None) for section in _config_sections(directory))
+    return next((size for size in sizes if size is not None), None)
 
 
 def configured_stop_ids(directory: Path, vocab_size: int) -> frozenset[int]:
@@ -61,12 +51,11 @@ def configured_stop_ids(directory: Path, vocab_size: int) -> frozenset[int]:
         ConfigError: an id is no integer or lies outside the vocabulary.
     """
     stops: set[int] = set()
-    for name, section in _config_sections(directory):
-        value = section.get("eos_token_id")
-        for token in [] if value is None else value if isinstance(value, list) else [value]:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise ConfigError(f"{directory}/{name}: eos_token_id: expected ids below {vocab_size}, got {token!r}")
-            stops.add(token)
+    for section in _config_sections(directory):
+        ids = section.integers("eos_token_id", ())
+        if not all(0 <= token < vocab_size for token in ids):
+            raise section.fail("eos_token_id", f"ids from 0 to {vocab_size - 1}", ids)
+        stops.update(ids)
     return frozenset(stops)
 
 
@@ -76,16 +65,18 @@ def declared_special_tokens(directory: Path) -> list[SpecialToken]:
     Raises:
         ConfigError: an entry has no integer id or no text.
     """
-    path = directory / "tokenizer_config.json"
+    declared = read_fields(directory / "tokenizer_config.json").section("added_tokens_decoder")
+    if declared is None:
+        return []
     tokens = []
-    for key, entry in read_json(path).get("added_tokens_decoder", {}).items():
+    for key, entry in declared.values.items():
         if not key.isdecimal() or not isinstance(entry, dict) or not entry.get("content"):
-            raise ConfigError(f"{path}: added_tokens_decoder[{key!r}]: expected an id and its content, got {entry!r}")
+            raise declared.fail(key, "an id and its content", entry)
         tokens.append(SpecialToken(int(key), entry["content"], bool(entry.get("special", True))))
     return sorted(tokens, key=lambda token: token.id)
 
 
 def eos_token_text(directory: Path) -> str | None:
     """Return the text of tokenizer_config.json's `eos_token` (a string or an object with `content`), if any."""
-    value = read_json(directory / "tokenizer_config.json").get("eos_token")
+    value = read_fields(directory / "tokenizer_config.json").get("eos_token", None)
     return value.get("content") if isinstance(value, dict) else value

@@ -2,7 +2,7 @@
 
 from kdlab.report.build import build_report
 from kdlab.report.figures import export_figures
-from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, show_result
+from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, record_tables, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
 from kdlab.report.runner import NotebookRun, read_notebook, run_notebook
 from kdlab.report.show import show_figure
@@ -18,6 +18,7 @@ __all__ = [
     "export_figures",
     "read_notebook",
     "read_outcome",
+    "record_tables",
     "run_notebook",
     "show_figure",
     "show_result",

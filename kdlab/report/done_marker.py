@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kdlab.paths import DATA
+from kdlab.paths import DATA, REPOSITORY
 from kdlab.provenance import source_sha256
 
-HASHED_FILE_LIMIT = 64 << 20  # bytes; of larger files and of folders only names, sizes and times are looked at
+HASHED_FILE_LIMIT = 64 << 20  # bytes; of larger files and of checkpoints only names, sizes and times are looked at
 
 
 def marker_path(output: Path) -> Path:
@@ -29,7 +29,7 @@ def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
         "parameters": dict(parameters),
         "source": source_sha256(),
         "data": _folder_sha256(DATA),
-        "named": {text: _look(notebook.parent / text) for text in sorted(_texts(parameters.values()))},
+        "named": {text: _look(notebook.parent, text) for text in sorted(_texts(parameters.values()))},
         "python": [sys.executable, sys.version, torch.__version__],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -87,14 +87,21 @@ def _texts(values: Any) -> set[str]:
     return found
 
 
-def _look(path: Path) -> Any:
-    """Describe the file or folder that a text parameter may name; None when it names none."""
+def _look(folder: Path, text: str) -> list[Any]:
+    """Describe the files and checkpoints that a text parameter may name, seen from `folder` and from the repository.
+
+    Other folders are left out: a run writes into those that its parameters name.
+    """
+    return [_describe(root / text) for root in (folder, REPOSITORY)]
+
+
+def _describe(path: Path) -> Any:
     try:
         if path.is_file() and path.stat().st_size <= HASHED_FILE_LIMIT:
             return _file_sha256(path)
         if path.is_file():
             return [path.stat().st_size, path.stat().st_mtime_ns]
-        if path.is_dir():
+        if (path / "config.json").is_file():
             return [[entry.name, entry.stat().st_size, entry.stat().st_mtime_ns] for entry in sorted(path.iterdir())]
     except (OSError, ValueError):
         return None  # text that no file system takes for a path

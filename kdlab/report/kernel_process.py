@@ -8,6 +8,7 @@ gone and so is the reason to run.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -59,6 +60,7 @@ def _end_with_parent(folder: Path) -> None:
     sys.stdin.read()
     with contextlib.suppress(OSError, ValueError):  # there is no kernel yet, or no more
         os.killpg(int((folder / "kernel.pid").read_text()), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -76,6 +78,7 @@ def _execute(job: dict[str, Any], tell: Any) -> None:
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
+            self.connection_file = str(Path(job["folder"]) / "connection.json")
             address = str(Path(job["folder"]) / "kernel")
             if len(os.fsencode(address)) <= SOCKET_PATH_LIMIT:
                 self.transport, self.ip = "ipc", address

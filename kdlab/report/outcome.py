@@ -8,14 +8,16 @@ from kdlab.errors import ArgumentError
 from kdlab.report.params import plain_value
 
 RESULT_MIME = "application/vnd.kdlab.result+json"
+# A notebook file sorts the keys of what it stores, so the order of a table's columns travels beside it.
+_COLUMNS_KEY = "columns of tables"
 
 
 def show_result(record: dict[str, Any]) -> None:
     """Display `record` as the result of the notebook that runs; the last one a notebook shows must hold `final: True`.
 
     Args:
-        record: JSON-able, keys are text. `tables` (name -> list of rows), `figures` and `provenance` are put into the
-            report under these names; everything else is kept for whoever reads the notebook.
+        record: JSON-able, keys are text. Lists of dictionaries are tables, which `kdlab report` prints; `provenance`
+            and plain values go into the report's provenance section.
     Raises: ArgumentError when the record is no dictionary of JSON values.
     """
     if not isinstance(record, dict):
@@ -23,7 +25,16 @@ def show_result(record: dict[str, Any]) -> None:
     from IPython.display import display
 
     plain = _plain("record", record)
-    display({RESULT_MIME: plain, "text/plain": f"result record: {', '.join(plain)}"}, raw=True)
+    columns = {name: list(rows[0]) for name, rows in record_tables(plain)}
+    data = {RESULT_MIME: plain | {_COLUMNS_KEY: columns}, "text/plain": f"result record: {', '.join(plain)}"}
+    display(data, raw=True)
+
+
+def record_tables(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield (name, rows) of every table of a result record: values that are lists of dictionaries."""
+    for name, value in record.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            yield name, value
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -78,7 +89,14 @@ def _records(cells: Any) -> Iterator[dict[str, Any]]:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if RESULT_MIME in data:
-                yield data[RESULT_MIME]
+                yield _in_order(data[RESULT_MIME])
+
+
+def _in_order(stored: Mapping[str, Any]) -> dict[str, Any]:
+    record = {name: value for name, value in stored.items() if name != _COLUMNS_KEY}
+    for name, columns in stored.get(_COLUMNS_KEY, {}).items():
+        record[name] = [{column: row[column] for column in columns if column in row} | row for row in record[name]]
+    return record
 
 
 def _cell_problem(cell: Mapping[str, Any]) -> str | None:

@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 DPI = 110.0
 
 
-def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI) -> Path:
+def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI) -> None:
     """Write the whole figure of `drawing` to `path` as PNG and display that PNG in the notebook that runs.
 
     Args:
         drawing: axes or a figure; it need not belong to pyplot.
         path: the file; its folder is made when missing.
         dpi: dots per inch; at 110 a figure of 13 inches is some 100 KB.
-    Returns: `path`.
     """
     from IPython.display import display
 
@@ -31,4 +30,3 @@ def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI)
     # The plain text is what a report gives as the picture's alternative text.
     data = {"image/png": image, "text/plain": path.stem.replace("_", " ")}
     display(data, raw=True, metadata={FIGURE_KEY: path.name})
-    return path

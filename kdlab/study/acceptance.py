@@ -8,6 +8,7 @@ from kdlab.decode.field import DraftField
 from kdlab.study.bootstrap import ratio
 from kdlab.study.path_rank import candidate_ranks, min_budget
 from kdlab.study.walk import walk_rounds
+from kdlab.tree import MAX_BUDGET
 
 
 def acceptance_by_depth(field: DraftField, budget: int) -> pd.DataFrame:
@@ -24,7 +25,7 @@ def acceptance_by_depth(field: DraftField, budget: int) -> pd.DataFrame:
     Raises:
         ArgumentError: `budget` is no integer or negative.
     """
-    budget = check_int("budget", budget, minimum=0)
+    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
     accepted = []
     for prompt, needed in zip(field.prompts, min_budget(field, max_budget=budget), strict=True):
         matched = (needed <= budget).sum(axis=1)
@@ -86,7 +87,7 @@ def prefix_matched(field: DraftField, budget: int | None) -> list[np.ndarray]:
     if budget is None:
         matched = [np.cumprod(candidate_ranks(prompt) == 0, axis=1).astype(bool) for prompt in field.prompts]
     else:
-        budget = check_int("budget", budget, minimum=0)
+        budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
         matched = [needed <= budget for needed in min_budget(field, max_budget=budget)]
     shifted = [np.pad(array[:, :-1], ((0, 0), (1, 0)), constant_values=True) for array in matched]
     return [array[: prompt.num_starts] for array, prompt in zip(shifted, field.prompts, strict=True)]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kdlab.checks import check_float
 from kdlab.errors import ArgumentError, ComparisonError
-from kdlab.study.bootstrap import check_level, percentile_interval, ratio, resample_counts
+from kdlab.study.bootstrap import percentile_interval, ratio, resample_counts
 from kdlab.study.compare import check_table
 from kdlab.study.cost import CostTable, RoundMs, arm_cost, check_halves
 
@@ -107,7 +108,7 @@ def best_budget(
         ArgumentError: no budget or no control has a time, or a number is out of range.
         ComparisonError: arms differ in provenance or in their prompts, or acceptance and cost do.
     """
-    level = check_level(level)
+    level = check_float("level", level, above=0.0, below=1.0)
     check_table(table)
     if not mixed:
         check_halves(table, cost)

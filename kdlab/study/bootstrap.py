@@ -3,9 +3,8 @@
 import numpy as np
 
 from kdlab.checks import check_int
-from kdlab.errors import ArgumentError
 
-# Fewer prompts than this give intervals that are far too narrow, so none is given.
+# Fewer prompts than this give intervals that are far too narrow, so none is given, and medians that are no headline.
 MIN_PROMPTS = 5
 
 
@@ -41,13 +40,6 @@ def percentile_interval(values: np.ndarray, num_prompts: int, level: float) -> t
         return float("nan"), float("nan")
     low, high = np.quantile(finite, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
     return float(low), float(high)
-
-
-def check_level(level: float) -> float:
-    """Return `level` as a float, or raise ArgumentError unless it lies inside (0, 1)."""
-    if isinstance(level, bool) or not isinstance(level, int | float) or not 0.0 < level < 1.0:
-        raise ArgumentError("level", "a number inside (0, 1)", repr(level))
-    return float(level)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

@@ -1,14 +1,14 @@
 """The controls a draft tree must beat: chains of every length, adaptive chains and beams, from the same recording."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 
-from kdlab.checks import check_int
+from kdlab.checks import check_float, check_int
 from kdlab.decode.field import DraftField, PromptField
-from kdlab.errors import ArgumentError
 from kdlab.study.path_rank import candidate_ranks, path_rows, usable_rows
 from kdlab.study.sweeps import check_settings
 from kdlab.study.walk import sweep_row, sweep_table
@@ -33,7 +33,7 @@ def sweep_chains(field: DraftField, lengths: Sequence[int] | None = None) -> pd.
     """
     limit = field.depth_limit
     chosen = range(1, limit + 1) if lengths is None else lengths
-    checked = check_settings("lengths", chosen, minimum=1, maximum=limit)
+    checked = check_settings("lengths", chosen, partial(check_int, minimum=1, maximum=limit))
     rows = []
     for length in checked:
         arm = {"method": "chain", "setting": length, "budget": length, "truncated": False}
@@ -56,7 +56,8 @@ def sweep_adaptive_chains(field: DraftField, thresholds: Sequence[float] | None 
     Raises:
         ArgumentError: no threshold, one twice or one that is no probability.
     """
-    checked = _check_thresholds(DEFAULT_THRESHOLDS if thresholds is None else thresholds)
+    chosen = DEFAULT_THRESHOLDS if thresholds is None else thresholds
+    checked = check_settings("thresholds", chosen, partial(check_float, minimum=0.0, maximum=1.0))
     rows = []
     for threshold in checked:
         arm = {"method": "adaptive_chain", "setting": threshold, "budget": field.depth_limit, "truncated": False}
@@ -82,7 +83,8 @@ def sweep_beam(field: DraftField, widths: Sequence[int], budget: int | None = No
     Raises:
         ArgumentError: no width, one twice, one below 1 or above that; a budget that is no integer or negative.
     """
-    checked = check_settings("widths", widths, minimum=1, maximum=None if field.whole_vocabulary else field.top_k)
+    widest = None if field.whole_vocabulary else field.top_k
+    checked = check_settings("widths", widths, partial(check_int, minimum=1, maximum=widest))
     if budget is not None:
         check_int("budget", budget, minimum=0)
     rows = []
@@ -105,19 +107,3 @@ def _chain_matches(prompt: PromptField) -> np.ndarray:
 def _leading(flags: np.ndarray) -> np.ndarray:
     """Number of leading True values of each row: [positions, L] bool -> [positions] int64."""
     return np.cumprod(flags, axis=1, dtype=np.int64).sum(axis=1)
-
-
-def _check_thresholds(thresholds: Sequence[float]) -> list[float]:
-    """Return distinct probabilities as floats, or raise ArgumentError."""
-    checked: list[float] = []
-    for threshold in thresholds:
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.floating):
-            raise ArgumentError("thresholds", "probabilities", repr(threshold))
-        if not 0.0 <= threshold <= 1.0:
-            raise ArgumentError("thresholds", "probabilities in [0, 1]", threshold)
-        if float(threshold) in checked:
-            raise ArgumentError("thresholds", "distinct values", f"{threshold} more than once")
-        checked.append(float(threshold))
-    if not checked:
-        raise ArgumentError("thresholds", "at least one value", "none")
-    return checked

@@ -24,8 +24,6 @@ COST_COLUMNS = (
     "device",
 )
 
-CONTEXT_TOLERANCE = 64  # one page of the latent cache
-
 # Methods that build and verify alike, so that one may lend the other its times at other row counts.
 _FAMILY = {"chain": "chain", "adaptive_chain": "chain", "ddtree": "tree", "beam": "tree", "ar": "ar"}
 Times = tuple[float, float, float, str]  # median, p10, p90 in milliseconds; "measured", "interpolated" or "none"
@@ -48,24 +46,6 @@ class CostTable:
     """
 
     rows: pd.DataFrame
-
-    @classmethod
-    def from_bench_rows(cls, rows: pd.DataFrame) -> "CostTable":
-        """Take the round times out of result rows of the bench room (op "round", metric "round_ms").
-
-        The rounds of one text start at other positions with each arm, so contexts within `CONTEXT_TOLERANCE` rows of
-        their median are taken as equal to it.
-
-        Raises:
-            ArgumentError, ComparisonError: as the class; contexts further apart stay as they are and are refused.
-        """
-        timed = rows[(rows["op"] == "round") & (rows["metric"] == "round_ms")]
-        names = {"median": "round_ms", "p10": "round_ms_p10", "p90": "round_ms_p90"}
-        known = [name for name in (*COST_COLUMNS, *COST_FIELDS, "simulated") if name in timed.columns]
-        table = timed[[*dict.fromkeys(known), *names]].rename(columns=names).reset_index(drop=True)
-        middle = table["context"].median()
-        close = (table["context"] - middle).abs() <= CONTEXT_TOLERANCE
-        return cls(table.assign(context=table["context"].where(~close, middle)))
 
     def __post_init__(self) -> None:
         missing = [name for name in COST_COLUMNS if name not in self.rows.columns]

@@ -5,11 +5,11 @@ import torch
 
 from kdlab.checks import check_int
 from kdlab.decode.field import DraftField, PromptField
-from kdlab.tree import build_best_first
+from kdlab.tree import MAX_BUDGET, build_best_first
 from kdlab.tree.draft_tree import DraftTree
 
-# Positions whose trees are built in one call: bounds memory, 1,025 rows of ancestor bits a position are 135 KB.
-_POSITIONS_PER_BUILD = 256
+# Ancestor bits of the trees that are built in one call: bounds memory, as they grow with the square of the budget.
+_BITS_PER_BUILD = 1 << 28
 # Most positions find their tokens in a small tree, so the large one is built only for those that did not.
 _FIRST_BUDGET, _BUDGET_GROWTH = 16, 8
 
@@ -22,7 +22,7 @@ def min_budget(field: DraftField, *, max_budget: int = 1024) -> list[np.ndarray]
 
     Args:
         field: recorded draft field with K candidates a slot.
-        max_budget: B, the largest tree looked into.
+        max_budget: B, the largest tree looked into, 0 to MAX_BUDGET.
 
     Returns:
         One [positions, L] float64 array a prompt, non-decreasing along a row; [p, d - 1] belongs to depth d and is inf
@@ -30,9 +30,9 @@ def min_budget(field: DraftField, *, max_budget: int = 1024) -> list[np.ndarray]
         Values above K are exact for a decoder with the same K only, unless K is the whole vocabulary.
 
     Raises:
-        ArgumentError: `max_budget` is no integer or negative.
+        ArgumentError: `max_budget` is no integer or out of range.
     """
-    max_budget = check_int("max_budget", max_budget, minimum=0)
+    max_budget = check_int("max_budget", max_budget, minimum=0, maximum=MAX_BUDGET)
     return [_prompt_min_budget(prompt, max_budget, field.vocab_size) for prompt in field.prompts]
 
 
@@ -43,8 +43,9 @@ def _prompt_min_budget(prompt: PromptField, max_budget: int, vocab_size: int) ->
     budget = min(_FIRST_BUDGET, max_budget)
     while True:
         open_positions = np.flatnonzero((np.isinf(found) & (bound <= budget)).any(axis=1))
-        for start in range(0, len(open_positions), _POSITIONS_PER_BUILD):
-            chosen = open_positions[start : start + _POSITIONS_PER_BUILD]
+        at_once = max(1, _BITS_PER_BUILD // (budget + 1) ** 2)
+        for start in range(0, len(open_positions), at_once):
+            chosen = open_positions[start : start + at_once]
             tree = best_first_trees(prompt, chosen, budget, vocab_size)
             found[chosen] = path_rows(tree, prompt.next_ids[chosen])
         if budget == max_budget:

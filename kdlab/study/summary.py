@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kdlab.checks import check_float
 from kdlab.errors import ArgumentError, ComparisonError
-from kdlab.study.bootstrap import check_level, percentile_interval, ratio, resample_counts
+from kdlab.study.bootstrap import percentile_interval, ratio, resample_counts
 from kdlab.study.compare import ACCEPTANCE_FIELDS, check_table
 
 _ARM_COLUMNS = ("budget", "rows", "truncated")
@@ -46,7 +47,7 @@ def summarize(
         ArgumentError: columns are missing, a prompt comes twice in a group, or a number is out of range.
         ComparisonError: rows of one group differ in provenance.
     """
-    level = check_level(level)
+    level = check_float("level", level, above=0.0, below=1.0)
     keys = [by] if isinstance(by, str) else list(by)
     missing = [name for name in (*keys, "round_lengths") if name not in table.columns]
     if missing:

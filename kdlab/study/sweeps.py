@@ -1,6 +1,8 @@
 """Tokens per round of DDTree at every budget, and of AR, from one recording; no model is run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,9 @@ from kdlab.decode.field import DraftField
 from kdlab.errors import ArgumentError
 from kdlab.study.path_rank import min_budget
 from kdlab.study.walk import sweep_row, sweep_table
+from kdlab.tree import MAX_BUDGET
+
+Number = TypeVar("Number", int, float)
 
 
 def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) -> pd.DataFrame:
@@ -17,7 +22,7 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
 
     Args:
         field: recorded draft field with K candidates a slot.
-        budgets: distinct tree budgets, nodes without the root.
+        budgets: distinct tree budgets, nodes without the root, 0 to MAX_BUDGET.
         truncated: allow budgets above K where K is less than the vocabulary; those rows are exact for a decoder with
             the same K and are marked in the column `truncated`.
 
@@ -27,9 +32,9 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
         tokens + the bonus), round_lengths (list). method is "ddtree", setting the budget.
 
     Raises:
-        ArgumentError: no budget, one twice, one that is no integer or negative, or one above K without `truncated`.
+        ArgumentError: no budget, one twice, one that is no integer or out of range, or one above K without `truncated`.
     """
-    checked = check_settings("budgets", budgets, minimum=0)
+    checked = check_settings("budgets", budgets, partial(check_int, minimum=0, maximum=MAX_BUDGET))
     over = [] if field.whole_vocabulary else [budget for budget in checked if budget > field.top_k]
     if over and not truncated:
         expected = f"at least {max(over)} for budget {max(over)}, or truncated=True"
@@ -50,11 +55,11 @@ def sweep_ar(field: DraftField) -> pd.DataFrame:
     return sweep_table(field, rows)
 
 
-def check_settings(name: str, values: Sequence[int], *, minimum: int, maximum: int | None = None) -> list[int]:
-    """Return `values` as a list of distinct ints, or raise ArgumentError: none, twice, wrong type or out of range."""
+def check_settings(name: str, values: object, check: Callable[[str, object], Number]) -> list[Number]:
+    """Return `values`, each passed through `check(name, value)`; ArgumentError for no list, no value, or one twice."""
     if not isinstance(values, Iterable):
-        raise ArgumentError(name, "a list of integers", repr(values))
-    checked = [check_int(name, value, minimum=minimum, maximum=maximum) for value in values]
+        raise ArgumentError(name, "a list of numbers", repr(values))
+    checked = [check(name, value) for value in values]
     if not checked:
         raise ArgumentError(name, "at least one value", "none")
     twice = sorted({value for value in checked if checked.count(value) > 1})

@@ -3,10 +3,12 @@
 from kdlab.tree.accept import Acceptance, AcceptStatus, accept
 from kdlab.tree.build import build_best_first
 from kdlab.tree.check import check_tree
-from kdlab.tree.draft_tree import DraftTree, build_root_only
-from kdlab.tree.shapes import build_beam, build_chain
+from kdlab.tree.draft_tree import DraftTree
+from kdlab.tree.pack import MAX_BUDGET
+from kdlab.tree.shapes import build_beam, build_chain, build_root_only
 
 __all__ = [
+    "MAX_BUDGET",
     "AcceptStatus",
     "Acceptance",
     "DraftTree",

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_shape, check_token_tensor
 from kdlab.errors import ShapeError
 from kdlab.tree.draft_tree import DraftTree
 
@@ -37,8 +37,8 @@ class Acceptance:
 def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
     """Walk from the root: while a child carries the target's token of the current row, move to that child.
 
-    The walk is bounded by `depth_limit` whatever the tree holds. A stream with a malformed tree gets its status, a path
-    of -1, length 0 and bonus -1; the others are as without it.
+    The walk is bounded by `depth_limit` and N whatever the tree holds. A stream with a malformed tree gets its status,
+    a path of -1, length 0 and bonus -1; the others are as without it.
 
     Args:
         tree: S trees of N rows.
@@ -48,7 +48,8 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
         Acceptance on the tree's device.
 
     Raises:
-        ShapeError: `target_tokens` has another shape or device, or is no integer tensor.
+        ShapeError: `tree` is none, or `target_tokens` has another shape or device, or is no integer tensor.
+        ArgumentError: a target token is above 32 bits (checked on the CPU).
     """
     wanted = _check_target(tree, target_tokens)
     status = _status(tree)
@@ -57,7 +58,7 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
     path = torch.full((tree.num_streams, tree.depth_limit + 1), -1, dtype=torch.int32, device=wanted.device)
     path[:, 0] = torch.where(good, 0, -1)
     draft = _draft_rows(tree)
-    for depth in range(1, tree.depth_limit + 1):
+    for depth in range(1, min(tree.depth_limit + 1, tree.capacity)):
         hit = draft & (tree.parent == row) & (tree.token == wanted.gather(1, row))
         alive = alive & hit.any(dim=1)
         row = torch.where(alive, hit.int().argmax(dim=1), row[:, 0]).unsqueeze(1)
@@ -68,9 +69,10 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
 
 
 def _check_target(tree: DraftTree, target_tokens: Tensor) -> Tensor:
+    if not isinstance(tree, DraftTree):
+        raise ShapeError("tree", "a DraftTree", type(tree).__name__)
     check_shape("target_tokens", target_tokens, list(tree.token.shape))
-    if target_tokens.is_floating_point() or target_tokens.dtype == torch.bool:
-        raise ShapeError("target_tokens", "an integer dtype", target_tokens.dtype)
+    check_token_tensor("target_tokens", target_tokens)
     if target_tokens.device != tree.token.device:
         raise ShapeError("target_tokens", f"on {tree.token.device}", target_tokens.device)
     return target_tokens.long()

@@ -7,7 +7,7 @@ from torch import Tensor
 from kdlab.checks import check_int
 from kdlab.tree.candidates import read_candidates
 from kdlab.tree.draft_tree import DraftTree
-from kdlab.tree.pack import Nodes
+from kdlab.tree.pack import MAX_BUDGET, Nodes
 
 
 def build_best_first(
@@ -22,7 +22,7 @@ def build_best_first(
     Args:
         log_probs: [S, L, K] float, nats: the draft's candidates at each of L positions, independent of each other.
         token_ids: [S, L, K] int, distinct within a row.
-        budget: nodes without the root; fewer come out where fewer exist.
+        budget: nodes without the root, 0 to MAX_BUDGET; fewer come out where fewer exist.
         vocab_size: vocabulary of the drafter; without it a tree may be marked truncated although K holds all of it.
 
     Returns:
@@ -30,9 +30,9 @@ def build_best_first(
         and less than the vocabulary, so a wider candidate list could hold better nodes.
 
     Raises:
-        ArgumentError: `budget` is negative or no integer, or a candidate is malformed.
+        ArgumentError: `budget` is out of range or no integer, or a candidate is malformed.
     """
-    budget = check_int("budget", budget, minimum=0)
+    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     streams = [_grow(*candidates.rows(stream, budget), budget) for stream in range(log_probs.shape[0])]
     return candidates.to_tree(streams, capacity=budget + 1, width=budget)

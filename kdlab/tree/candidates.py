@@ -1,4 +1,4 @@
-"""The draft's candidates, checked and sorted once for every builder."""
+"""The draft's candidates, checked and sorted once for every builder, on the host: a GPU's are copied there first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_shape
+from kdlab.checks import MAX_TOKEN, check_int, check_integer_tensor, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.tree.draft_tree import DraftTree, assemble
 from kdlab.tree.pack import Nodes, pack_nodes
-from kdlab.tree.parents import MAX_TOKEN
 
 # A log-probability is at most 0; `logit - logsumexp` in float32 may round to a little more.
 POSITIVE_TOLERANCE = 1e-4
@@ -100,8 +99,7 @@ def _check_inputs(log_probs: Tensor, token_ids: Tensor) -> None:
     check_shape("token_ids", token_ids, list(log_probs.shape))
     if not log_probs.is_floating_point():
         raise ShapeError("log_probs", "a float dtype", log_probs.dtype)
-    if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
-        raise ShapeError("token_ids", "an integer dtype", token_ids.dtype)
+    check_integer_tensor("token_ids", token_ids)
 
 
 def _good_rows(scores: np.ndarray) -> np.ndarray:

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kdlab.checks import check_int, check_shape
 from kdlab.errors import TreeError
 from kdlab.tree.ancestors import ancestor_words, child_links, depths_of, num_words
 from kdlab.tree.draft_tree import DraftTree
-from kdlab.tree.imports import check_ranks, check_scores
-from kdlab.tree.parents import check_parents, check_tokens, fault
+from kdlab.tree.invariants import check_parents, check_ranks, check_scores, check_tokens, fault
 
 ROW_FIELDS = {
     "token": torch.int32,
@@ -44,7 +44,11 @@ def check_tree(tree: DraftTree) -> None:
 
 
 def _check_arrays(tree: DraftTree) -> None:
-    streams, rows = tree.token.shape if tree.token.dim() == 2 else (0, 0)
+    if not isinstance(tree, DraftTree):
+        raise TreeError(f"tree: expected a DraftTree, got {type(tree).__name__}")
+    check_int("depth_limit", tree.depth_limit, minimum=0)
+    check_shape("token", tree.token, ["S", "N"])
+    streams, rows = tree.token.shape
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         name: ((streams, rows), dtype) for name, dtype in ROW_FIELDS.items()
     }
@@ -56,9 +60,10 @@ def _check_arrays(tree: DraftTree) -> None:
         "nonfinite_rows": ((streams,), torch.int32),
     }
     for name, (shape, dtype) in expected.items():
-        array: Tensor = getattr(tree, name)
-        if tuple(array.shape) != shape or array.dtype != dtype:
-            raise TreeError(f"{name}: expected {list(shape)} {dtype}, got {list(array.shape)} {array.dtype}")
+        array = getattr(tree, name)
+        got = f"{list(array.shape)} {array.dtype}" if isinstance(array, Tensor) else type(array).__name__
+        if got != f"{list(shape)} {dtype}":
+            raise TreeError(f"{name}: expected {list(shape)} {dtype}, got {got}")
 
 
 def _check_used(rows: dict[str, np.ndarray], used: int, depth_limit: int, stream: int) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_shape
+from kdlab.checks import check_int, check_shape, check_token_tensor
 from kdlab.errors import ShapeError
 from kdlab.tree.ancestors import num_words, unpack_ancestors
-from kdlab.tree.imports import read_parents
-from kdlab.tree.pack import Nodes, pack_nodes
-from kdlab.tree.parents import parents_from_edges
+from kdlab.tree.pack import pack_nodes
+from kdlab.tree.reading import parents_from_edges, read_parents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +19,7 @@ class DraftTree:
     """S draft trees of at most N rows each; `check_tree` enforces what the fields promise.
 
     Row 0 is the root, parents stand before their children, siblings are linked in row order. Rows from `num_nodes`
-    on are unused: token, parent and links -1, depth, rank, logp and ancestors 0.
+    on are unused: token, parent and links -1, depth and ancestors 0.
     """
 
     token: Tensor  # [S, N] i32; the root's is 0 until with_root
@@ -54,8 +53,7 @@ class DraftTree:
     def with_root(self, anchor: Tensor) -> "DraftTree":
         """Return the tree with `anchor` ([S] int) as the token of each root."""
         check_shape("anchor", anchor, [self.num_streams])
-        if anchor.is_floating_point() or anchor.dtype == torch.bool:
-            raise ShapeError("anchor", "integer token ids", anchor.dtype)
+        check_token_tensor("anchor", anchor, minimum=0)
         token = self.token.clone()
         token[:, 0] = anchor
         return replace(self, token=token)
@@ -94,7 +92,7 @@ class DraftTree:
             rank: like `token`, int, root 0; each node's place among its siblings when None.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit.
+            ShapeError: shapes or dtypes do not fit, or there are more than MAX_BUDGET + 1 rows.
             TreeError: a cycle, several roots or none, an out-of-range or later parent, equal tokens of siblings,
                 or scores that grow along a path; the message names the stream and the node.
         """
@@ -115,6 +113,8 @@ class DraftTree:
         Raises:
             TreeError: as `from_parents`, and for a node with two parents or linked twice.
         """
+        if not hasattr(token, "__len__"):
+            raise ShapeError("token", "a list of token ids", repr(token))
         return cls.from_parents(token, parents_from_edges(len(token), edges), logp, rank)
 
     def _tensors(self) -> dict[str, Any]:
@@ -156,9 +156,3 @@ def assemble(
         nonfinite_rows=nonfinite_rows.to(device),
         depth_limit=depth_limit,
     )
-
-
-def build_root_only(num_streams: int, device: torch.device | str = "cpu") -> DraftTree:
-    """Return `num_streams` trees of the root alone: plain one-token decoding (AR)."""
-    num_streams = check_int("num_streams", num_streams, minimum=0)
-    return assemble(pack_nodes([Nodes.root() for _ in range(num_streams)], 1, torch.device(device)), depth_limit=0)

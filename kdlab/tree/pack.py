@@ -9,6 +9,9 @@ from torch import Tensor
 
 from kdlab.tree.ancestors import ancestor_words, child_links, depths_of, num_words
 
+# A tree of this budget has 33 MB of ancestor bits, which grow with the square.
+MAX_BUDGET = 1 << 14
+
 
 class Nodes(NamedTuple):
     """One tree as lists, the root first and parents before their children."""

@@ -1,15 +1,22 @@
-"""The other shapes of draft tree: the chain (DFlash) and the beam. The root alone is `build_root_only`."""
+"""The other shapes of draft tree: the root alone (AR), the chain (DFlash) and the beam."""
 
 from heapq import heappop, heappush
 
+import torch
 from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.tree.candidates import read_candidates
-from kdlab.tree.draft_tree import DraftTree
-from kdlab.tree.pack import Nodes
+from kdlab.tree.draft_tree import DraftTree, assemble
+from kdlab.tree.pack import MAX_BUDGET, Nodes, pack_nodes
 
 Scored = tuple[float, tuple[int, ...]]  # -score and the ranks on the path: sorts in the builders' common order
+
+
+def build_root_only(num_streams: int, device: torch.device | str = "cpu") -> DraftTree:
+    """Return `num_streams` trees of the root alone: plain one-token decoding (AR)."""
+    num_streams = check_int("num_streams", num_streams, minimum=0)
+    return assemble(pack_nodes([Nodes.root() for _ in range(num_streams)], 1, torch.device(device)), depth_limit=0)
 
 
 def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size: int | None = None) -> DraftTree:
@@ -18,16 +25,16 @@ def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size
     Args:
         log_probs: [S, L, K] float, nats, as `build_best_first` takes them.
         token_ids: [S, L, K] int.
-        length: nodes without the root; at most L and at most the usable depths come out.
+        length: nodes without the root, 0 to MAX_BUDGET; at most L and at most the usable depths come out.
         vocab_size: checked against the ids only, a chain is never truncated.
 
     Returns:
         A DraftTree of capacity length + 1.
 
     Raises:
-        ArgumentError: `length` is negative or no integer, or a candidate is malformed.
+        ArgumentError: `length` is out of range or no integer, or a candidate is malformed.
     """
-    length = check_int("length", length, minimum=0)
+    length = check_int("length", length, minimum=0, maximum=MAX_BUDGET)
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     streams = []
     for stream in range(log_probs.shape[0]):
@@ -51,7 +58,7 @@ def build_beam(
         log_probs: [S, L, K] float, nats, as `build_best_first` takes them.
         token_ids: [S, L, K] int.
         width: nodes kept a depth.
-        budget: nodes without the root; None keeps all, width x L at most.
+        budget: nodes without the root, 0 to MAX_BUDGET; None keeps all, width x L at most.
         vocab_size: as for `build_best_first`.
 
     Returns:
@@ -61,10 +68,9 @@ def build_beam(
         ArgumentError: `width` or `budget` is out of range or no integer, or a candidate is malformed.
     """
     width = check_int("width", width, minimum=1)
-    if budget is not None:
-        budget = check_int("budget", budget, minimum=0)
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     budget = width * log_probs.shape[1] if budget is None else budget
+    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
     streams = []
     for stream in range(log_probs.shape[0]):
         scores, tokens = candidates.rows(stream, width)

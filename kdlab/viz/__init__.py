@@ -8,9 +8,10 @@ from kdlab.viz.acceptance import (
     plot_rank_heatmap,
 )
 from kdlab.viz.arms import arm_label
-from kdlab.viz.findings import acceptance_findings, cost_findings, speed_findings
+from kdlab.viz.findings import acceptance_findings, cost_findings, paired_findings, speed_findings
 from kdlab.viz.sweep import (
     best_sentence,
+    percent,
     plot_budget_sweep,
     plot_by_kind,
     plot_cost,
@@ -30,6 +31,8 @@ __all__ = [
     "caption",
     "cost_findings",
     "figure_of",
+    "paired_findings",
+    "percent",
     "plot_acceptance_by_depth",
     "plot_budget_sweep",
     "plot_by_kind",

@@ -40,7 +40,7 @@ def cost_findings(speed: pd.DataFrame) -> str:
     Args:
         speed: from `kdlab.study.speed`; rows whose time was not measured are left out.
     """
-    measured = speed[speed["cost_source"] == "measured"]
+    measured = speed[speed["cost_source"] == "measured"].sort_values("rows", kind="stable")
     plain = measured[measured["method"] == "ar"]
     lines = []
     for row in measured[measured["method"].isin(("ar", "chain", "ddtree"))].to_dict("records"):
@@ -48,7 +48,7 @@ def cost_findings(speed: pd.DataFrame) -> str:
         if len(plain) and row["method"] != "ar":
             line += f", {row['round_ms'] / plain['round_ms'].iloc[0]:.2f} times a round of AR"
         lines.append(line + ".")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_equal_rows(measured)])
 
 
 def speed_findings(best: BestBudget) -> str:
@@ -56,8 +56,9 @@ def speed_findings(best: BestBudget) -> str:
     headline, certainty = best_sentence(best).split("\n")
     lines = [
         f"**{headline}.** {certainty}",
-        f"- Budget and control were chosen on the prompts that the margin is computed on, so it leans upwards: where both "
-        f"are chosen on the other prompts and measured on the one left out, the margin is {_known(best.held_out_margin)}.",
+        "- Budget and control were chosen on the prompts that the margin is computed on, so it leans upwards: where "
+        "both are chosen on all prompts but one and measured on that one, the margin is "
+        f"{_known(best.held_out_margin)}.",
         f"- Another draw of these prompts names the same budget in {100.0 * best.selected_share:.0f} % of cases.",
         f"- Against AR: {_known(best.margin_over_ar)}.",
     ]
@@ -66,6 +67,38 @@ def speed_findings(best: BestBudget) -> str:
     if best.interpolated:
         lines.append("- Some round times of controls were interpolated between timed chains.")
     return "\n".join([lines[0], "", *lines[1:]])
+
+
+def paired_findings(margins: pd.Series, best: BestBudget, control: tuple[str, float]) -> str:
+    """Say what whole live decodes of the same prompts say of the best budget, and whether the quotient agrees.
+
+    Args:
+        margins: of the best budget over the control, tokens per second of one over the other minus 1, one a prompt.
+        best: from `kdlab.study.best_budget`, on the same round times.
+        control: (method, setting) of the timed control.
+    """
+    middle, agrees = float(margins.median()), (margins.median() > 0) == (best.margin > 0)
+    verdict = (
+        "The quotient has the same sign."
+        if agrees
+        else "**The quotient has the other sign: the difference is smaller than these times can tell.**"
+    )
+    return (
+        f"Budget {best.budget} was faster than {arm_label(*control)} on {int((margins > 0).sum())} of {len(margins)} "
+        f"prompts; the middle prompt gained {percent(middle)}, the worst {percent(margins.min())}, "
+        f"the best {percent(margins.max())}. {verdict}"
+    )
+
+
+def _equal_rows(measured: pd.DataFrame) -> list[str]:
+    """How far the times of a tree and a chain of equal rows lie apart: what a reader should not take for a result."""
+    chains = measured[measured["method"] == "chain"].set_index("rows")["round_ms"]
+    trees = measured[measured["method"] == "ddtree"].set_index("rows")["round_ms"]
+    return [
+        f"- At {rows} rows the tree takes {percent(trees[rows] / chains[rows] - 1.0)} against the chain. Apart from "
+        "building the tree both do the same work, so the rest of that difference is noise, which no interval holds."
+        for rows in trees.index.intersection(chains.index)
+    ]
 
 
 def _tokens(row: pd.Series) -> str:

@@ -36,7 +36,7 @@ def plot_tokens_per_round(
     ax.set_ylim(bottom=0.0)
     theme.style_axes(ax, title=title, xlabel=ROWS_LABEL, ylabel=TOKENS_LABEL)
     mark_flags(ax, summary)
-    theme.add_legend(ax, loc="upper left")
+    theme.add_legend(ax, loc="lower right")
     theme.add_caption(ax, provenance)
     return ax
 
@@ -61,14 +61,14 @@ def plot_cost(
     together = "" if streams == 1 else f", {streams} streams together"
     theme.style_axes(ax, title=title, xlabel=ROWS_LABEL, ylabel=f"ms a round{together} (median, p10 to p90)")
     mark_flags(ax, table)
-    theme.add_legend(ax, loc="lower right")
+    theme.add_legend(ax, loc="best")
     theme.add_caption(ax, provenance)
     return ax
 
 
 def plot_speed(
     speed: pd.DataFrame, ax: Axes | None = None, *, best: BestBudget | None = None, title: str | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    name_methods: bool = True, provenance: Mapping[str, Any] | None = None,
 ) -> Axes:  # fmt: skip
     """Draw tokens per second, the quotient of acceptance and cost, with AR and the best control as lines.
 
@@ -79,13 +79,14 @@ def plot_speed(
         ax: where to draw; a new figure when None.
         best: from `kdlab.study.best_budget`: marked, and named in the title.
         title: in place of the sentence about `best`.
+        name_methods: whether the legend names the methods; needless beside a figure that does.
         provenance: adds the line that says on what the numbers were made.
     """
     ax = theme.new_axes(ax)
     table = speed[speed["tok_s"].notna()].copy()
     for bound in ("low", "high"):
         table[f"tok_s_{bound}"] = table["tok_s"] * table[f"tokens_per_round_{bound}"] / table["tokens_per_round"]
-    _draw_methods(ax, table, "tok_s", "tok_s_low", "tok_s_high", bars=True)
+    _draw_methods(ax, table, "tok_s", "tok_s_low", "tok_s_high", bars=True, named=name_methods)
     _rows_axis(ax, table["rows_per_round"])
     if best is not None:
         _draw_best(ax, best)
@@ -93,7 +94,7 @@ def plot_speed(
     heading = title if title is not None else "Speed" if best is None else best_sentence(best)
     theme.style_axes(ax, title=heading, xlabel=ROWS_LABEL, ylabel="tokens per second")
     mark_flags(ax, table)
-    theme.add_legend(ax, loc="lower right")
+    theme.add_legend(ax, loc="best")
     theme.add_caption(ax, provenance)
     return ax
 
@@ -118,11 +119,11 @@ def plot_budget_sweep(
     first, second, third = axes
     plot_tokens_per_round(summary, first, title="Acceptance")
     plot_cost(cost, second, title="÷ cost")
-    plot_speed(speed, third, best=best, title="= speed")
+    plot_speed(speed, third, best=best, title="= speed", name_methods=False)
     whole = theme.figure_of(first)
     whole.suptitle(theme.drawable(best_sentence(best)), x=0.01, ha="left", fontsize=theme.TITLE_PT + 1.0,
                    color=theme.BLACK, weight="bold", parse_math=False)  # fmt: skip
-    theme.add_caption(first, provenance, notes)
+    theme.add_figure_caption(whole, provenance, notes)
     return whole
 
 
@@ -177,10 +178,13 @@ def _certainty(best: BestBudget) -> str:
         return f"No interval: {best.num_prompts} prompts are too few to tell."
     verdict = "a gain" if best.margin_low > 0 else "a loss" if best.margin_high < 0 else "gain or loss is not settled"
     between = f"{percent(best.margin_low)} to {percent(best.margin_high)}"
-    return f"{100.0 * best.level:.0f} % interval over {best.num_prompts} prompts: {between}: {verdict}."
+    times = "round times taken as exact"
+    return f"{100.0 * best.level:.0f} % interval over {best.num_prompts} prompts, {times}: {between}: {verdict}."
 
 
-def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str, *, bars: bool = False) -> None:
+def _draw_methods(
+    ax: Axes, table: pd.DataFrame, value: str, low: str, high: str, *, bars: bool = False, named: bool = True
+) -> None:
     """One line a method over rows_per_round, with bars or a band from `low` to `high`; flagged points are hollow."""
     for method in STYLES:
         rows = table[(table["method"] == method) & table[value].notna()].sort_values("rows_per_round")
@@ -189,7 +193,7 @@ def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str
         style, x, y = arm_style(method), rows["rows_per_round"], rows[value]
         points = rows.iloc[_marked(x)] if len(rows) > _MOST_MARKERS else rows
         ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.8, zorder=3)
-        _draw_points(ax, points, method, value)
+        _draw_points(ax, points, method, value, style.name if named else "_")
         drawn = points if bars else rows
         known = drawn[drawn[low].notna() & drawn[high].notna()]
         if bars or len(known) == 1:
@@ -201,12 +205,12 @@ def _draw_methods(ax: Axes, table: pd.DataFrame, value: str, low: str, high: str
                             linewidth=0)  # fmt: skip
 
 
-def _draw_points(ax: Axes, rows: pd.DataFrame, method: str, value: str) -> None:
+def _draw_points(ax: Axes, rows: pd.DataFrame, method: str, value: str, label: str) -> None:
     style = arm_style(method)
     hollow = is_hollow(rows)
     common: dict[str, Any] = {"linestyle": "none", "marker": style.marker, "color": style.colour, "markersize": 5.5}
     filled = rows[~hollow]
-    ax.plot(filled["rows_per_round"], filled[value], label=style.name, zorder=4, **common)
+    ax.plot(filled["rows_per_round"], filled[value], label=label, zorder=4, **common)
     ax.plot(rows.loc[hollow, "rows_per_round"], rows.loc[hollow, value], markerfacecolor="white", zorder=4,
             **common)  # fmt: skip
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from io import BytesIO
+from textwrap import fill
 from typing import Any
 
 from matplotlib import font_manager
@@ -108,14 +109,24 @@ def add_caption(
     ax: Axes, provenance: Mapping[str, Any] | None, notes: Iterable[str] = (), *, below: Artist | None = None
 ) -> Annotation | None:
     """Write `caption(...)` small below the x label of `ax`, or below another artist; None when nothing is known."""
-    line = caption(provenance, notes)
+    line = drawable(caption(provenance, notes))
     if not line:
         return None
+    # No wider than the axes, or the layout would shrink them to make room for it.
+    num_chars = max(40, int(72.0 * ax.get_window_extent().width / figure_of(ax).dpi / (0.56 * CAPTION_PT)))
     anchor = (ax.transAxes, ax.xaxis.label if below is None else below)
     return ax.annotate(
-        drawable(line), (0, 0), xycoords=anchor, xytext=(0, -5), textcoords="offset points",
+        fill(line, num_chars), (0, 0), xycoords=anchor, xytext=(0, -5), textcoords="offset points",
         ha="left", va="top", fontsize=CAPTION_PT, color=GREY, parse_math=False, annotation_clip=False,
     )  # fmt: skip
+
+
+def add_figure_caption(figure: Figure, provenance: Mapping[str, Any] | None, notes: Iterable[str] = ()) -> None:
+    """Write `caption(...)` small along the bottom of a figure of several axes."""
+    line = drawable(caption(provenance, notes))
+    if line:
+        num_chars = int(72.0 * figure.get_figwidth() / (0.56 * CAPTION_PT))
+        figure.supxlabel(fill(line, num_chars), x=0.01, ha="left", fontsize=CAPTION_PT, color=GREY, parse_math=False)
 
 
 def drawable(text: str) -> str:

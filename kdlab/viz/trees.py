@@ -72,8 +72,7 @@ def plot_draft_tree(
     if legend:
         key = ax.legend(handles=legend_handles(), loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=2, frameon=False,
                         fontsize=theme.TICK_PT, borderaxespad=0.0, columnspacing=1.4, handletextpad=0.5)  # fmt: skip
-    if provenance is not None:
-        theme.add_caption(ax, provenance, below=key)
+    theme.add_caption(ax, provenance, below=key)
     return ax
 
 
@@ -107,9 +106,7 @@ def plot_rounds(
         _draw(ax, drawing, widest, deepest[number // num_columns])
         ax.set_title(round_title(record), loc="left", fontsize=theme.TICK_PT, color=theme.BLACK)
     figure.legend(handles=legend_handles(), loc="outside upper left", ncols=4, frameon=False, fontsize=theme.LABEL_PT)
-    if provenance is not None:
-        figure.supxlabel(theme.drawable(theme.caption(provenance)), x=0.01, ha="left", fontsize=theme.CAPTION_PT,
-                         color=theme.GREY, parse_math=False)  # fmt: skip
+    theme.add_figure_caption(figure, provenance)
     return figure
 
 

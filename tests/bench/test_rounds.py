@@ -17,7 +17,7 @@ from tests.pairs import golden_prompts, tiny_pair
 
 NUM_ROUNDS = {"a": 2, "b": 3, "c": 0}
 ROUND_S = {0: 0.010, 7: 0.020}  # by budget
-AR, TREE = Arm("ar"), Arm("ddtree", 7)
+AR, TREE = Arm("ar", 0), Arm("ddtree", 7)
 
 
 class World:
@@ -151,7 +151,7 @@ def test_progress_counts_decodes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arms", "options", "message"),
-    [([], {}, "arms"), ([AR, Arm("ar")], {}, "distinct"), ([AR], {"repeats": 0}, "repeats")],
+    [([], {}, "arms"), ([AR, Arm("ar", 0)], {}, "distinct"), ([AR], {"repeats": 0}, "repeats")],
 )
 def test_wrong_arguments(monkeypatch, arms, options, message):
     world = World(monkeypatch)

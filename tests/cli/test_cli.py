@@ -14,13 +14,14 @@ from nbformat import v4
 
 from kdlab.cli import main
 from kdlab.cli.model_verbs import parse_budgets
-from kdlab.cli.output import print_table, record_tables
+from kdlab.cli.output import print_table
 from kdlab.errors import ArgumentError
+from kdlab.report import record_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = """\
 import kdlab.report
-kdlab.report.show_result({"final": True, "tables": {"sweep": [{"budget": budget, "tau": 2.5}]}})"""
+kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}]})"""
 VERBS = ("doctor", "generate", "record", "sweep", "run", "report")
 
 
@@ -173,10 +174,10 @@ def test_budgets_are_numbers_and_ranges():
 
 
 def test_tables_are_aligned_and_found_in_records(capsys):
-    print_table([{"name": "a", "n": 1, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
+    print_table([{"name": "a", "n": 1.0, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
     assert capsys.readouterr().out.splitlines() == ["name    n      x", "a       1  0.500", "bcd   100      -"]
-    record = {"tables": {"t": [{"a": 1}]}, "other": [{"b": 2}], "plain": [1], "none": []}
-    assert dict(record_tables(record)) == {"t": [{"a": 1}], "other": [{"b": 2}]}
+    record = {"sweep": [{"a": 1}], "deeper": {"t": [{"b": 2}]}, "plain": [1], "none": []}
+    assert dict(record_tables(record)) == {"sweep": [{"a": 1}]}
 
 
 @pytest.mark.notebook
@@ -189,7 +190,7 @@ def test_run_and_report(kdlab, tmp_path, monkeypatch):
     assert "tree nodes" in kdlab("run", source, "--list")[1]
     status, out, error = kdlab("run", source, "-p", "budget=64", "--json")
     assert status == 0
-    assert json.loads(out)["record"]["tables"]["sweep"][0]["budget"] == 64
+    assert json.loads(out)["record"]["sweep"][0]["budget"] == 64
     assert "running cell" in error
     assert not (tmp_path / "figures").exists()
     status, out, _ = kdlab("run", source, "-p", "budget=64")
@@ -197,7 +198,7 @@ def test_run_and_report(kdlab, tmp_path, monkeypatch):
     assert "nothing has changed" in out
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--figures", "figures")
     assert status == 0
-    assert "sweep:\nbudget    tau\n    64  2.500\n" in out
+    assert "sweep:\nrows  budget    tau\n  65      64  2.500\n" in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'reports' / 'kdlab.html'}"
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--json")
     assert json.loads(out)["report"] == "reports/kdlab.html"

@@ -55,12 +55,6 @@ class ToyDrafter:
     def __init__(self, noise):
         self.noise = noise
 
-    def new_context(self, *_):
-        return SimpleNamespace(slot=lambda _: None)
-
-    def extend(self, *_):
-        pass
-
     def __call__(self, block):
         return (block[:, :1] * 0.5 + self.noise).expand(-1, BLOCK, -1)
 
@@ -80,8 +74,10 @@ def toy_pair():
         device=torch.device("cpu"),
         dtype=torch.float32,
         taps=(0,),
+        depth_limit=BLOCK - 1,
+        new_context=lambda *_: SimpleNamespace(stream=lambda _: None),
         draft_logits=lambda anchor, *_: target.head(drafter(target.embed(anchor)[:, None])[:, 1:]),
-        extend_context=drafter.extend,
+        extend_context=lambda *_: None,
     )
 
 

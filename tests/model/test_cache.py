@@ -36,7 +36,7 @@ def test_write_across_a_page_edge_touches_those_rows_of_that_layer_only():
     expected[1, 2, 62], expected[1, 2, 63], expected[1, 0, 0] = rows[0]
     expected[1, 3, 5:8] = rows[1]
     assert torch.equal(cache.pages, expected)
-    read = cache.read_slots(1, cache.slots(torch.tensor([62, 5]), 3))
+    read = cache.read_at(1, cache.places(torch.tensor([62, 5]), 3))
     assert torch.equal(read, rows)
 
 
@@ -50,7 +50,7 @@ def test_rows_outside_the_cache_raise_and_write_nothing(start):
 
 def test_one_stream_shares_the_pages():
     cache = allocate()
-    cache.slot(1).write(0, torch.ones(1, 2, 576), torch.tensor([3]))
+    cache.stream(1).write(0, torch.ones(1, 2, 576), torch.tensor([3]))
     assert cache.pages[0, 2, 3:5].all()
     assert cache.pages.count_nonzero() == 2 * 576
 

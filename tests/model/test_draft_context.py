@@ -74,7 +74,7 @@ def test_a_slot_is_a_view_and_can_start_again():
     taps, block = random_inputs(ours, 9, streams=2)
     context = ours.new_context(2, 12, "cpu", torch.float32)
     ours.extend(context, taps, at(0, 0), at(9, 9))
-    ours.extend(context.slot(1), taps[:1, :4], at(0), at(4))
+    ours.extend(context.stream(1), taps[:1, :4], at(0), at(4))
     assert context.length.tolist() == [9, 4]
     got = ours(block, at(9, 4), context)
     torch.testing.assert_close(got[1:], draft(ours, taps[:1, :4], block[1:]), atol=1e-5, rtol=1e-5)

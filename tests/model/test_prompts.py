@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kdlab.errors import ArgumentError
-from kdlab.model.prompts import Prompt, PromptSet, as_prompts, load_prompts, prompt_token_ids
+from kdlab.model.prompts import Prompt, PromptSet, as_prompt_set, load_prompts, prompt_token_ids
 from kdlab.model.tokenizer import load_tokenizer
 from kdlab.paths import DATA
 
@@ -101,9 +101,9 @@ def test_line_separators_inside_a_text_do_not_end_a_line(tmp_path):
     ],
     ids=repr,
 )
-def test_as_prompts(given, expected):
-    assert as_prompts(given) == expected
-    assert all(prompt.kind == "text" for prompt in as_prompts("hi"))
+def test_as_prompt_set(given, expected):
+    assert list(as_prompt_set(given)) == expected
+    assert all(prompt.kind == "text" for prompt in as_prompt_set("hi"))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_as_prompts(given, expected):
      torch.tensor([]), torch.tensor(5), [Prompt("a", text="x"), Prompt("a", text="y")], ["a", Prompt("0", text="x")]],
     ids=repr,
 )  # fmt: skip
-def test_as_prompts_refuses(given):
+def test_as_prompt_set_refuses(given):
     with pytest.raises(ArgumentError):
-        as_prompts(given)
+        as_prompt_set(given)
 
 
 def test_prompt_token_ids():

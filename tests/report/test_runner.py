@@ -137,7 +137,7 @@ def test_killed_children_and_limits_leave_nothing_running(write_notebook, tmp_pa
     kill = child + "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(NotebookError, match="SIGKILL"):
         run_notebook(write_notebook(kill, FINAL), {}, tmp_path / "killed.ipynb")
-    stubborn = child + "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    time.sleep(1)"
+    stubborn = child + "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)"
     with pytest.raises(NotebookError, match="passed its limit of 8 s while"):
         run_notebook(write_notebook(stubborn, FINAL), {}, tmp_path / "late.ipynb", timeout_s=8)
     assert (tmp_path / "killed.partial.ipynb").exists()
@@ -150,7 +150,9 @@ def test_a_killed_caller_takes_its_kernel_along(write_notebook, tmp_path):
     tag = f"8{os.getpid()}"
     source = write_notebook(f"import subprocess, time\nsubprocess.Popen(['sleep', '{tag}'])\ntime.sleep(600)", FINAL)
     code = f"from kdlab.report import run_notebook\nrun_notebook({str(source)!r}, None, {str(tmp_path / 'o.ipynb')!r})"
-    caller = subprocess.Popen([sys.executable, "-c", code])
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    caller = subprocess.Popen([sys.executable, "-c", code], env=environment)
     until = time.monotonic() + 90
     while not alive(tag) and time.monotonic() < until:
         time.sleep(0.1)
@@ -158,6 +160,10 @@ def test_a_killed_caller_takes_its_kernel_along(write_notebook, tmp_path):
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     assert wait_gone(tag) == []
+    until = time.monotonic() + 10
+    while list((tmp_path / "tmp").glob("kdlab-*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not list((tmp_path / "tmp").glob("kdlab-*"))
 
 
 def test_wrong_calls_are_refused_before_anything_is_touched(write_notebook, tmp_path):

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 import kdlab
-from kdlab.bench import Arm, time_rounds
+from kdlab.bench import Arm, cost_table, time_rounds
 from kdlab.study import (
-    CostTable,
     best_budget,
     speed,
     summarize,
@@ -90,7 +89,7 @@ def test_timed_rounds_and_the_recording_give_speeds():
     arms = [Arm("ar"), Arm("chain", 7), Arm("ddtree", 7)]
     rows = time_rounds(tiny_pair(), prompts, arms, max_new_tokens=12)
     field = kdlab.record(tiny_pair(), prompts, top_k=128, max_new_tokens=12)
-    cost = CostTable.from_bench_rows(rows)
+    cost = cost_table(rows)
     tables = [sweep(field, [7]), sweep_ar(field), sweep_chains(field, [7])]
     table = pd.concat(tables, ignore_index=True)
     speeds = speed(summarize(table, num_resamples=20), cost)

@@ -1,10 +1,12 @@
-"""Checks of parent lists and sibling tokens: each error names the stream and the node. Linear time, no recursion."""
+"""What every tree keeps, checked on lists: parents, tokens, scores and ranks of the nodes of one stream.
 
-from collections.abc import Iterable, Sequence
+Each error names the stream and the node. Linear time, no recursion.
+"""
 
+from collections.abc import Sequence
+
+from kdlab.checks import MAX_TOKEN
 from kdlab.errors import TreeError
-
-MAX_TOKEN = 2**31 - 1
 
 
 def fault(stream: int, node: int, what: str) -> TreeError:
@@ -74,20 +76,18 @@ def check_tokens(token: Sequence[int], parent: Sequence[int], stream: int = 0) -
             raise fault(stream, node, f"token {value} repeats that of its sibling, node {twin} (parent {up})")
 
 
-def parents_from_edges(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the parent of every node from (parent, child) pairs, -1 for nodes that no pair names as child.
+def check_scores(logp: Sequence[float], parent: Sequence[int], stream: int = 0) -> None:
+    """Raise TreeError unless the root's score is 0 and no score is above its parent's or NaN."""
+    if logp[0] != 0:
+        raise fault(stream, 0, f"logp of the root must be 0, not {logp[0]}")
+    for node in range(1, len(parent)):
+        if not logp[node] <= logp[parent[node]]:
+            above = f"that of its parent {parent[node]}, {logp[parent[node]]}"
+            raise fault(stream, node, f"logp {logp[node]} is above {above}, or not a number")
 
-    Raises:
-        TreeError: a pair names a node that does not exist, or a node gets two parents.
-    """
-    parent, last = [-1] * num_nodes, num_nodes - 1
-    for up, node in edges:
-        for end in (node, up):
-            if not 0 <= end <= last:
-                raise fault(0, end, f"edge ({up}, {node}) is out of range, the tree has rows 0..{last}")
-        if parent[node] == up:
-            raise fault(0, node, f"is linked twice to its parent {up}")
-        if parent[node] != -1:
-            raise fault(0, node, f"has two parents, {parent[node]} and {up}")
-        parent[node] = up
-    return parent
+
+def check_ranks(rank: Sequence[int], stream: int = 0) -> None:
+    """Raise TreeError unless the root's rank is 0 and every other one a 32-bit number of at least 0."""
+    for node, value in enumerate(rank):
+        if not 0 <= value <= (0 if node == 0 else MAX_TOKEN):
+            raise fault(stream, node, f"rank {value}, expected {'0' if node == 0 else f'0 to {MAX_TOKEN}'}")

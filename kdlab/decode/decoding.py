@@ -1,4 +1,4 @@
-"""Decode prompts: the public entry, and the engine behind it for callers that want single rounds."""
+"""Decode prompts: `generate`, and the engine's start, run and provenance for callers that want single rounds."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,7 @@ from kdlab.decode.engine import Engine
 from kdlab.decode.records import Run
 from kdlab.decode.settings import make_settings
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import PromptSet, as_prompts
+from kdlab.model.prompts import as_prompt_set
 from kdlab.provenance import run_provenance
 
 Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
@@ -52,23 +52,40 @@ def generate(
         graph: "auto" or "off"; rounds run eagerly in this version.
         record_experts: keep the expert ids that every row used.
         progress: called with (prompts done, prompts in all) after every round.
-    Returns: Run.
-    Raises: ArgumentError, NotSupported (argument, expected, got).
+
+    Returns:
+        The Run: texts, rounds and where they come from.
+
+    Raises:
+        ArgumentError: an argument has a wrong value, or a prompt does not fit the context.
+        NotSupported: a value that this version does not run.
+        KdlabError: the target's logits are not finite; the prompt and position are named.
     """
-    options: dict[str, Any] = dict(
-        method=method, budget=budget, width=width, top_k=top_k, max_new_tokens=max_new_tokens, temperature=temperature
+    engine = start(
+        pair,
+        prompts,
+        method=method,
+        budget=budget,
+        width=width,
+        top_k=top_k,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        streams=streams,
+        impl=impl,
+        graph=graph,
+        record_experts=record_experts,
     )
-    options |= dict(top_p=top_p, seed=seed, stop_token_ids=stop_token_ids, streams=streams, impl=impl, graph=graph)
-    engine = start(pair, prompts, **options, record_experts=record_experts)
     run_all(engine, progress)
     return collect(engine)
 
 
 def start(pair: Pair, prompts: object, **options: Any) -> Engine:
     """Make an engine that has prefilled its first streams; `options` are the keywords of `generate`."""
-    if not isinstance(prompts, PromptSet):
-        prompts = PromptSet.of("unnamed", as_prompts(prompts))
-    return Engine(pair, prompts, make_settings(pair, len(prompts), **options))
+    chosen = as_prompt_set(prompts)
+    return Engine(pair, chosen, make_settings(pair, len(chosen), **options))
 
 
 def run_all(engine: Engine, progress: Progress | None = None) -> None:
@@ -122,6 +139,5 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         impl="reference",
         graph="eager",
         ranks=1,
-        experts="tp",
     )
     return run_provenance(**fields | more)

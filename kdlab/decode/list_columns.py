@@ -18,8 +18,12 @@ def to_list_column(arrays: Sequence[np.ndarray | None], dtype: DTypeLike, ndim: 
     Args:
         arrays: one array of `ndim` dimensions a row, of any sizes, or None for a null.
         dtype: of the values in the column.
-    Returns: [len(arrays)] list^ndim of `dtype`.
-    Raises: SchemaError for another number of dimensions, or for values that `dtype` does not hold.
+
+    Returns:
+        [len(arrays)] list^ndim of `dtype`.
+
+    Raises:
+        SchemaError: an array has another number of dimensions, or values that `dtype` does not hold.
     """
     present = [_check_array(array, dtype, ndim) for array in arrays if array is not None]
     column = pa.array(np.concatenate([array.reshape(-1) for array in present] or [np.zeros(0)]).astype(dtype))

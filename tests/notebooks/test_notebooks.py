@@ -1,0 +1,125 @@
+"""The notebooks: their form, and a smoke run of each through the batch path."""
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import kdlab
+from kdlab.bench import read_rows
+from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+COMMON = {"smoke": False, "full": False, "device": "cpu", "figures": "figures", "results": "runs"}
+FIGURES = {
+    "00_start_here": {"00_draft_tree", "00_rounds"},
+    "10_budget_sweep": {
+        "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
+        "10_cost", "10_budget_sweep",
+    },
+}  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stripped_and_its_cells_are_short(path):
+    notebook = read_notebook(path)
+    nbformat.validate(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z][a-z-]+", cell_id) for cell_id in ids)
+    for cell in code_cells(notebook):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+        lines = cell.source.splitlines()
+        assert len(lines) <= 15, cell.id
+        assert max(map(len, lines)) <= 120, cell.id
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 10, cell.id
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_begins_with_its_question_and_its_parameters(path):
+    notebook = read_notebook(path)
+    first, second = notebook.cells[:2]
+    assert first.cell_type == "markdown"
+    assert all(word in first.source for word in ("**Question.**", "**Needs.**", "**Takes**"))
+    assert second.metadata.get("tags") == ["parameters"]
+    declared = declared_parameters(notebook, path.name)
+    assert {name: declared[name].default for name in COMMON} == COMMON
+    assert all(parameter.help for parameter in declared.values())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_figure_has_a_heading_and_a_name(path):
+    cells = read_notebook(path).cells
+    names = set()
+    for before, cell in pairwise(cells):
+        saved = re.findall(r'figure_folder / "(\w+)\.png"', cell.source) if cell.cell_type == "code" else []
+        if saved:
+            assert before.cell_type == "markdown"
+            assert before.source.startswith("## ")
+            assert len(before.source.split("\n", 2)[2]) > 60
+            assert "show_figure(" in cell.source
+            names |= set(saved)
+    assert names == FIGURES[path.stem]
+
+
+@pytest.fixture(scope="module")
+def smoke_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke")
+    given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
+    runs = {path.stem: run_notebook(path, given, folder / path.name, timeout_s=300) for path in NOTEBOOKS}
+    return folder, runs
+
+
+@pytest.mark.notebook
+def test_smoke_runs_finish_and_draw_every_figure(smoke_runs):
+    folder, runs = smoke_runs
+    assert set(runs) == set(FIGURES)
+    for run in runs.values():
+        assert run.record["final"] is True
+        assert run.record["provenance"]["pair"] == "bundled"
+    for name in set().union(*FIGURES.values()):
+        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.notebook
+def test_smoke_runs_are_lossless_and_live_rounds_are_what_the_recording_predicts(smoke_runs):
+    _, runs = smoke_runs
+    assert runs["00_start_here"].record["lossless"] is True
+    record = runs["10_budget_sweep"].record
+    assert record["live equals recording"] is True
+    assert record["best"]["budget"] in (7, 15)
+    methods = [row["method"] for row in record["budget sweep"]]
+    assert sorted(set(methods)) == ["ar", "chain", "ddtree"]
+
+
+@pytest.mark.notebook
+def test_smoke_runs_leave_readable_recordings(smoke_runs):
+    results, runs = smoke_runs[0] / "results", smoke_runs[1]
+    field = kdlab.load_field(results / "10_draft_field.parquet")
+    assert sum(len(prompt.output_ids) for prompt in field.prompts) == runs["10_budget_sweep"].record["tokens recorded"]
+    times = read_rows(results / "10_round_times.parquet")
+    assert set(times["metric"]) == {"round_ms", "tokens_per_s"}
+    assert kdlab.load_run(results / "00_rounds.parquet").rounds[0]
+
+
+@pytest.mark.notebook
+def test_the_report_of_both_is_small_and_holds_the_coloured_text(smoke_runs):
+    folder, runs = smoke_runs
+    report = build_report([run.output for run in runs.values()], folder / "report.html")
+    text = report.read_text(encoding="utf-8")
+    assert len(text) < 3_000_000
+    assert text.count("<img") == sum(map(len, FIGURES.values()))
+    assert "background-color:#" in text
+    assert "RoundViewer" not in text
