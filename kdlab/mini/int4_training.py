@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kdlab.kernels.int4 import GROUP, pack_int4
+from kdlab.config import INT4_GROUP
+from kdlab.kernels.int4 import pack_int4
 
 _LARGEST = 7  # symmetric: -8 stays unused, as in Kimi's own weights
 
@@ -17,7 +18,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         values [..., n] float, whole numbers -7..7, and scale [..., n / 32] bf16.
     """
-    groups = weight.float().unflatten(-1, (-1, GROUP))
+    groups = weight.float().unflatten(-1, (-1, INT4_GROUP))
     scale = (groups.abs().amax(-1) / _LARGEST).clamp_min(1e-8).bfloat16()
     values = (groups / scale[..., None].float()).round().clamp(-_LARGEST, _LARGEST)
     return values.flatten(-2), scale
@@ -26,7 +27,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 def fake_quantize(weight: Tensor) -> Tensor:
     """Return what `weight` [..., n] reads as after storing, in float32; the gradient is that of the identity."""
     values, scale = quantize(weight.detach())
-    stored = values * scale.float().repeat_interleave(GROUP, dim=-1)
+    stored = values * scale.float().repeat_interleave(INT4_GROUP, dim=-1)
     return weight + (stored - weight).detach()
 
 
