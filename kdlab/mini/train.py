@@ -3,7 +3,7 @@
     python -m kdlab.mini.train --stage target   --minutes 8.5 --tokens .mini/tokens --out .mini/kimi-k26-mini
     python -m kdlab.mini.train --stage drafters --minutes 7   --tokens .mini/tokens --out .mini/kimi-k26-mini
 
-A run goes on from its state file; `--steps` in place of `--minutes` makes it repeatable, `--smoke` makes it tiny.
+A run goes on from its state file. `--until` ends it at a time of day, `--steps` makes it repeatable, `--smoke` tiny.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def train_target(
     """Train, export, and measure the exported bytes."""
     plan = plan_of(TargetPlan(seed=args.seed, compiled=args.compile), _SMOKE_TARGET if args.smoke else {}, args.set)
     target = new_target(target_config(shape), args.seed, args.device)
-    clock = Clock(args.minutes, args.steps)
+    clock = Clock(minutes_left(args), args.steps)
     trainer = TargetTrainer(target, training, plan, clock, end=special_ids(shape.vocab_size)["[EOS]"])
     trainer.run(args.state / "target.pt", say)
     export_target(target, shape, args.out / "target")
@@ -90,7 +90,7 @@ def train_drafters(
     written = write_text(target, training, plan, end=end, progress=say)
     sizes = dict(count=plan.check_streams, length=plan.length // 2, end=end)
     checks = [DraftCheck(target, drafters, held_out, **sizes, temperature=heat) for heat in (0.0, 1.0)]
-    trainer = DrafterTrainer(target, drafters, written, plan, Clock(args.minutes, args.steps))
+    trainer = DrafterTrainer(target, drafters, written, plan, Clock(minutes_left(args), args.steps))
     trainer.run(args.state / "drafters.pt", say, lambda: "\n".join(check.line() for check in checks))
     for name, drafter in drafters.items():
         export_drafter(drafter, shape, args.out / name)
@@ -120,6 +120,20 @@ def plan_of(plan: Plan, smoke: dict[str, int], given: list[str]) -> Plan:
     return dataclasses.replace(plan, **values)
 
 
+def minutes_left(args: argparse.Namespace) -> float:
+    """Return the minutes of training: as given, or up to `--until`.
+
+    Raises:
+        ArgumentError: that time has passed.
+    """
+    if args.until is None:
+        return args.minutes
+    minutes = (args.until - time.time()) / 60
+    if minutes <= 0:
+        raise ArgumentError("until", f"a time after now, {time.time():.0f}", args.until)
+    return minutes
+
+
 def say(line: str) -> None:
     """Print one line with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
@@ -130,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=("target", "drafters"), required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="training time, compilation included")
+    parser.add_argument("--until", type=float, help="in place of minutes: Unix time at which training ends")
     parser.add_argument("--steps", type=int, help="steps in place of minutes")
     parser.add_argument("--tokens", type=Path, default=Path(".mini/tokens"))
     parser.add_argument("--out", type=Path, default=Path(".mini/kimi-k26-mini"))
