@@ -87,7 +87,9 @@ def _check_modes(impl: str, graph: str) -> None:
 def _check_stops(pair: Pair, stop_token_ids: Iterable[int] | None) -> frozenset[int]:
     if stop_token_ids is None:
         return frozenset(pair.tokenizer.stop_token_ids)
-    if isinstance(stop_token_ids, str | bytes) or not isinstance(stop_token_ids, Iterable):
-        raise ArgumentError("stop_token_ids", "a list of token ids", repr(stop_token_ids))
+    try:
+        tokens = list(stop_token_ids)
+    except TypeError as error:  # an array without axes has __iter__ too
+        raise ArgumentError("stop_token_ids", "a list of token ids", repr(stop_token_ids)) from error
     largest = pair.target.config.vocab_size - 1
-    return frozenset(check_int("stop_token_ids", token, minimum=0, maximum=largest) for token in stop_token_ids)
+    return frozenset(check_int("stop_token_ids", token, minimum=0, maximum=largest) for token in tokens)

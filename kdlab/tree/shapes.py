@@ -71,6 +71,8 @@ def build_beam(
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     budget = width * log_probs.shape[1] if budget is None else budget
     budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
+    # A node behind `budget` others of its depth is none of the best, and neither is anything below it.
+    width = max(1, min(width, budget))
     streams = []
     for stream in range(log_probs.shape[0]):
         scores, tokens = candidates.rows(stream, width)

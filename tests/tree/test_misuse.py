@@ -16,7 +16,7 @@ from kdlab.tree import (
     build_chain,
     check_tree,
 )
-from tests.tree.samples import draft
+from tests.tree.samples import draft, same
 
 SMALL = DraftTree.from_parents([5, 6, 7, 8], [-1, 0, 0, 1])
 
@@ -31,6 +31,11 @@ def test_sizes_that_no_memory_holds_are_refused(build, budget):
 def test_a_beam_without_a_budget_is_bounded_too():
     with pytest.raises(KdlabError, match="budget"):
         build_beam(*draft(1, 3, 4), MAX_BUDGET)
+
+
+def test_a_beam_wider_than_its_budget_costs_no_more_than_the_budget():
+    log_probs, token_ids = draft(1, 40, 8)
+    assert same(build_beam(log_probs, token_ids, 10**12, 20), build_best_first(log_probs, token_ids, 20))
 
 
 def test_a_rank_beyond_32_bits_is_refused_by_node():
