@@ -11,14 +11,18 @@ import tokenizers
 
 from kdlab.errors import ArgumentError
 from kdlab.mini.corpus import KINDS, SEPARATOR
-from kdlab.mini.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
+from kdlab.mini.tokenizer import SPECIAL, VOCAB_SIZE, save_tokenizer, train_tokenizer
 
 _BATCH = 256  # documents encoded at once
 
 
 def encode(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> np.ndarray:
-    """Return all documents as one [n] uint16 array, [EOS] behind each."""
+    """Return all documents as one [n] uint16 array, [EOS] behind each.
+
+    Documents that spell out a special token are left out: sources about tokenizers do, and it would be trained as one.
+    """
     eos = tokenizer.token_to_id("[EOS]")
+    documents = (text for text in documents if not any(name in text for name in SPECIAL))
     pieces = []
     for batch in _batches(documents, _BATCH):
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
