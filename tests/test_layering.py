@@ -11,7 +11,7 @@ import kdlab
 
 PACKAGE = Path(kdlab.__file__).parent
 # From left to right: a module imports from its own room and from rooms before it; bench and profiling are neighbours.
-ORDER = ["config", "kernels", "model", "tree", "decode", "study", "bench", "profiling", "viz", "report", "cli"]
+ORDER = ["config", "kernels", "model", "tree", "decode", "study", "mini", "bench", "profiling", "viz", "report", "cli"]
 FORBIDDEN = {("tree", "model"), ("bench", "profiling"), ("profiling", "bench")}
 HEAVY = ("transformers", "papermill", "matplotlib", "IPython", "pandas", "torch.cuda.nvtx")
 

