@@ -117,7 +117,7 @@ def test_token_id_0_is_a_token():
         (dict(drafter="no-such-directory"), ArgumentError, "drafter"),
         (dict(dtype="float8"), ArgumentError, "dtype"),
         (dict(device="tpu"), ArgumentError, "device"),
-        (dict(device=object()), ArgumentError, "device"),
+        (dict(device=3.5), ArgumentError, "device"),
         (dict(ranks=8), NotSupported, "ranks"),
         (dict(ranks=0), ArgumentError, "ranks"),
         (dict(experts="pp"), ArgumentError, "experts"),
