@@ -102,7 +102,7 @@ def load_prompts(path: str | Path) -> PromptSet:
 def _parse_line(where: str, line: str) -> Prompt:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(where, "a JSON object", f"{line.strip()[:60]!r} ({error})") from error
     if not isinstance(value, dict):
         raise ArgumentError(where, "a JSON object", type(value).__name__)
