@@ -18,7 +18,8 @@ OPTIONAL = {
     "nvidia-ml-py": "reads GPU clocks and the driver",
     "sgl-flash-mla": "the peer of verify_attention",
     "jupyterlab": "opens the notebooks",
-    "mistune": "writes the report",
+    "nbconvert": "writes the report",
+    "nh3": "keeps the report harmless",
     "transformers": "the tests' reference model",
     "distributed": "runs grids over several machines",
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError
 from kdlab.provenance import source_sha256
-from kdlab.report.cells import render_cells
+from kdlab.report.cells import render_notebook
 from kdlab.report.done_marker import write_whole
 from kdlab.report.outcome import read_outcome
 from kdlab.report.provenance_table import render_provenance
@@ -67,7 +67,8 @@ def _page(paths: list[Path], title: str, digest: str) -> str:
         notebook = read_notebook(path)
         record = _finished_record(notebook, path)
         records.append((path.stem, record))
-        sections.append(f'<section id="part-{number}">\n{render_cells(notebook["cells"])}\n</section>')
+        part = f"part-{number}"
+        sections.append(f'<section id="{part}">\n{render_notebook(notebook, f"{part}-")}\n</section>')
     links = [(f"part-{number}", path.stem) for number, path in enumerate(paths, 1)] + [("provenance", "provenance")]
     contents = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links)
     body = "\n".join([f"<nav>{contents}</nav>", *sections, render_provenance(records)])

@@ -22,7 +22,7 @@ def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     ]
     table = f"<table>\n<thead><tr><th></th>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>"
     text = "<p>What each notebook said of its own run; a fact that nobody knows is left empty.</p>"
-    return f'<section id="provenance">\n<h1>Provenance</h1>\n{text}\n<div class="output">{table}</div>\n</section>'
+    return f'<section id="provenance">\n<h1>Provenance</h1>\n{text}\n<div>{table}</div>\n</section>'
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
