@@ -46,7 +46,9 @@ def sanitize_html(html: str, id_prefix: str = "") -> str:
     """
     import nh3
 
-    def check_address(tag: str, attribute: str, value: str) -> str | None:
+    def check(tag: str, attribute: str, value: str) -> str | None:
+        if attribute == "id":
+            return id_prefix + value
         if attribute == "href":
             return f"#{id_prefix}{value[1:]}" if value.startswith("#") else None
         if attribute == "src":
@@ -60,9 +62,8 @@ def sanitize_html(html: str, id_prefix: str = "") -> str:
         tags=TAGS,
         clean_content_tags=DROPPED,
         attributes=ATTRIBUTES,
-        attribute_filter=check_address,
+        attribute_filter=check,
         link_rel=None,
         url_schemes={"data"},
         filter_style_properties=STYLES,
-        id_prefix=id_prefix,
     )
