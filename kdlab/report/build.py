@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError
-from kdlab.provenance import source_sha256
 from kdlab.report.cells import render_notebook
 from kdlab.report.done_marker import write_whole
+from kdlab.report.notebook_file import read_notebook
 from kdlab.report.outcome import read_outcome
 from kdlab.report.provenance_table import render_provenance
-from kdlab.report.runner import read_notebook
+from kdlab.source import source_sha256
 
 TITLE = "kdlab report"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

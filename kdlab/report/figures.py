@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kdlab.errors import ArgumentError
 from kdlab.report.done_marker import write_whole
-from kdlab.report.runner import read_notebook
+from kdlab.report.notebook_file import read_notebook_json
 
 FIGURE_KEY = "kdlab_figure"
 """Where an output's metadata says which file name `show_figure` gave its picture."""
@@ -33,7 +33,7 @@ def export_figures(notebooks: Sequence[str | Path], folder: str | Path = "figure
 
 def _figures(path: Path) -> Iterator[tuple[str, bytes]]:
     unnamed = 0
-    for cell in read_notebook(path)["cells"]:
+    for cell in read_notebook_json(path)["cells"]:
         for output in cell.get("outputs", []):
             image = output.get("data", {}).get("image/png")
             if image is None:

@@ -104,7 +104,7 @@ def _cell_problem(cell: Mapping[str, Any]) -> str | None:
         if output["output_type"] == "error":
             message = str(output.get("evalue", "")).strip().splitlines()
             return f"{output.get('ename')}: {message[0] if message else ''}".rstrip(": ")
-    if not str(cell["source"]).strip():
+    if not "".join(cell["source"]).strip():
         return None
     status = cell.get("metadata", {}).get("papermill", {}).get("status")
     return None if status == "completed" else f"did not complete (status {status})"

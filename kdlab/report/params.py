@@ -47,7 +47,7 @@ def declared_parameters(notebook: Mapping[str, Any], name: str = "notebook") -> 
         return None
     if len(cells) > 1:
         raise ParameterError(f"{name}: expected one cell tagged {TAG!r}, got {len(cells)}")
-    return _read_cell(str(cells[0]["source"]), name)
+    return _read_cell("".join(cells[0]["source"]), name)
 
 
 def _read_cell(source: str, name: str) -> dict[str, Parameter]:
