@@ -1,6 +1,7 @@
 """One self-contained HTML report from executed notebooks."""
 
 import hashlib
+import importlib.metadata
 import re
 from collections.abc import Sequence
 from html import escape
@@ -34,8 +35,14 @@ def build_report(
         notebooks: finished runs, in the report's order.
         html: the file to write; its folder is made when missing.
         title: plain text.
-    Returns: the path of the report.
-    Raises: ArgumentError without notebooks; NotebookError when one of them is no finished run; OSError.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        ArgumentError: no notebooks were given, or one of them is no notebook.
+        NotebookError: one of them is no finished run.
+        OSError: a file cannot be read or written.
     """
     if not notebooks:
         raise ArgumentError("notebooks", "at least one executed notebook", "none")
@@ -47,7 +54,8 @@ def build_report(
 
 
 def _inputs_digest(paths: list[Path], title: str) -> str:
-    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8")]
+    renderers = [importlib.metadata.version(name) for name in ("nbconvert", "nh3")]
+    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8"), *renderers]
     for path in paths:
         parts += [path.stem, hashlib.sha256(path.read_bytes()).hexdigest()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

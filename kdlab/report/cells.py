@@ -23,6 +23,9 @@ def render_notebook(notebook: Any, id_prefix: str = "") -> str:
     Args:
         notebook: nbformat 4; it is not changed.
         id_prefix: put before the ids of its headings.
+
+    Returns:
+        A balanced piece of HTML; its pictures are data in it.
     """
     exporter = _exporter()
     with warnings.catch_warnings():

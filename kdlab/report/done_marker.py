@@ -21,8 +21,21 @@ def marker_path(output: Path) -> Path:
 
 
 def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """Hash all that decides what a run gives: notebook, parameters, kdlab's source, shipped data, files that parameters
-    name, and the interpreter with its torch."""
+    """Hash all that decides what a run gives.
+
+    That is the notebook, its parameters, kdlab's source, the shipped data, files that parameters name, and the
+    interpreter with its torch.
+
+    Args:
+        notebook: the file.
+        parameters: the values given, in their JSON form.
+
+    Returns:
+        A SHA-256 in hexadecimal.
+
+    Raises:
+        OSError: the notebook or shipped data cannot be read.
+    """
     parts = {
         "notebook": _file_sha256(notebook),
         "parameters": dict(parameters),

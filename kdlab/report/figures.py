@@ -13,11 +13,20 @@ FIGURE_KEY = "kdlab_figure"
 
 
 def export_figures(notebooks: Sequence[str | Path], folder: str | Path = "figures") -> list[Path]:
-    """Write every PNG output of executed notebooks into `folder` and return the files in the notebooks' order.
+    """Write every PNG output of executed notebooks into `folder`, in the notebooks' order.
 
     A picture that `show_figure` displayed keeps its file's name; any other becomes `<notebook>-<number>.png`.
 
-    Raises: ArgumentError when two pictures have one name; OSError.
+    Args:
+        notebooks: executed notebooks.
+        folder: made when missing.
+
+    Returns:
+        The files written, one a picture.
+
+    Raises:
+        ArgumentError: two pictures have one name, or a file is no notebook.
+        OSError: a file cannot be read or written.
     """
     written: dict[Path, bytes] = {}
     for notebook in notebooks:

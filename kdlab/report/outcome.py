@@ -18,7 +18,10 @@ def show_result(record: dict[str, Any]) -> None:
     Args:
         record: JSON-able, keys are text. Lists of dictionaries are tables, which `kdlab report` prints; `provenance`
             and plain values go into the report's provenance section.
-    Raises: ArgumentError when the record is no dictionary of JSON values.
+
+    Raises:
+        ArgumentError: `record` is no dictionary.
+        ParameterError: a value in it has no JSON form.
     """
     if not isinstance(record, dict):
         raise ArgumentError("record", "a dictionary", type(record).__name__)

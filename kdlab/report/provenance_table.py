@@ -12,6 +12,9 @@ def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     Args:
         records: (notebook name, result record); what a record holds under `provenance` is shown, and its other
             plain values; tables are in the text above already.
+
+    Returns:
+        A `<section>` with one table.
     """
     columns = [(name, _facts(record)) for name, record in records]
     names = list(dict.fromkeys(fact for _, facts in columns for fact in facts))

@@ -49,9 +49,15 @@ def run_notebook(
         cell_timeout_s: limit of each cell, in seconds.
         skip_done: leave a finished run as it is when notebook, parameters, code and data are what they were.
         progress: called with one line of text now and then.
-    Returns: the finished run.
-    Raises: ParameterError for unknown names or wrong types; NotebookError when the run did not finish; ArgumentError
-        for a path that is no notebook; OSError.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ParameterError: a name is unknown, or a value has a wrong type.
+        NotebookError: the run did not finish.
+        ArgumentError: `path` is no notebook, `output` is no place for one, or a limit is not above 0.
+        OSError: a file cannot be read or written.
     """
     path = Path(path)
     output = Path("runs") / path.name if output is None else Path(output)

@@ -43,6 +43,9 @@ def sanitize_html(html: str, id_prefix: str = "") -> str:
     Args:
         html: a piece of HTML from anywhere.
         id_prefix: put before the headings' ids and the links to them, so that two notebooks of one page do not clash.
+
+    Returns:
+        HTML that may stand inside any block of a page.
     """
     import nh3
 
