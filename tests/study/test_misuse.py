@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from kdlab import study
+from kdlab.decode.field import DraftField
 from kdlab.errors import ArgumentError
-from tests.study.fields import DIGESTS, DraftField, draft_field
+from tests.study.fields import draft_field
 
 FIELD = draft_field(num_prompts=2)
 CALLS = {
@@ -24,7 +25,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("field", [None, "field.parquet", DraftField([], 6, 6, 3, dict(DIGESTS))], ids=["none", "path", "empty"])
+@pytest.mark.parametrize("field", [None, "path", DraftField([], 6, 6, 3)], ids=["none", "path", "empty"])
 @pytest.mark.parametrize("call", CALLS)
 def test_no_field_and_no_prompt_are_refused(call, field):
     with pytest.raises(ArgumentError, match=r"^field: expected "):
