@@ -85,7 +85,7 @@ def generate(
 
 def start(pair: Pair, prompts: object, **options: Any) -> Engine:
     """Make an engine that has prefilled its first streams; `options` are the keywords of `generate`."""
-    if not isinstance(pair, Pair):
+    if not hasattr(pair, "target"):  # a toy with the same parts will do
         raise ArgumentError("pair", "a Pair, as load_pair returns", type(pair).__name__)
     chosen = as_prompt_set(prompts)
     return Engine(pair, chosen, make_settings(pair, len(chosen), **options))

@@ -45,7 +45,7 @@ def record(
     Raises:
         ArgumentError: the pair has no drafter, or an argument has a wrong value.
     """
-    if not isinstance(pair, Pair) or pair.drafter is None:
+    if getattr(pair, "drafter", None) is None:
         got = "no drafter" if isinstance(pair, Pair) else type(pair).__name__
         raise ArgumentError("pair", "a Pair with a drafter", got)
     vocab_size, depth_limit = pair.target.config.vocab_size, pair.depth_limit
