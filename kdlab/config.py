@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kdlab.checks import check_float
 from kdlab.config_drafter import DrafterConfig
-from kdlab.config_fields import Fields, read_config
+from kdlab.config_fields import MAX_LAYERS, Fields, load_config
 from kdlab.config_rope import RopeConfig
 
 __all__ = ["DrafterConfig", "RopeConfig", "TargetConfig"]
@@ -55,7 +56,7 @@ class TargetConfig:
     @classmethod
     def load(cls, directory: str | Path, *, latent_norm_eps: float = 1e-6) -> "TargetConfig":
         """Read `directory`/config.json; see `from_dict`."""
-        return cls.from_dict(read_config(directory), latent_norm_eps=latent_norm_eps)
+        return load_config(directory, partial(cls.from_dict, latent_norm_eps=latent_norm_eps))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, latent_norm_eps: float = 1e-6) -> "TargetConfig":
@@ -80,7 +81,7 @@ class TargetConfig:
         config = cls(
             vocab_size=text.integer("vocab_size"),
             hidden_size=text.integer("hidden_size"),
-            num_hidden_layers=text.integer("num_hidden_layers"),
+            num_hidden_layers=text.integer("num_hidden_layers", maximum=MAX_LAYERS),
             num_attention_heads=heads,
             q_lora_rank=text.integer("q_lora_rank", None),
             kv_lora_rank=text.integer("kv_lora_rank"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdlab.config_fields import Fields, read_config
+from kdlab.config_fields import MAX_LAYERS, Fields, load_config
 from kdlab.config_rope import RopeConfig
 
 _BLOCK_KEYS = ("block_size", "mask_token_id", "target_layer_ids")
@@ -19,6 +19,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "input_embedding_scale": (1, 1.0),
     "final_logit_softcapping": (0, 0.0),
 }
+MAX_BLOCK = 4096  # tables of this many positions are made before any weight is read
 # DFlash2: slot i depends on the token chosen in slot i - 1, so its slots do not make a tree of independent rows.
 _DFLASH2 = ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
 
@@ -51,7 +52,7 @@ class DrafterConfig:
     @classmethod
     def load(cls, directory: str | Path) -> "DrafterConfig":
         """Read `directory`/config.json; see `from_dict`."""
-        return cls.from_dict(read_config(directory))
+        return load_config(directory, cls.from_dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DrafterConfig":
@@ -72,7 +73,7 @@ class DrafterConfig:
         config = cls(
             vocab_size=top.integer("vocab_size"),
             hidden_size=top.integer("hidden_size"),
-            num_hidden_layers=top.integer("num_hidden_layers"),
+            num_hidden_layers=top.integer("num_hidden_layers", maximum=MAX_LAYERS),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
@@ -80,7 +81,7 @@ class DrafterConfig:
             rms_norm_eps=top.number("rms_norm_eps"),
             max_position_embeddings=top.integer("max_position_embeddings"),
             num_target_layers=top.integer("num_target_layers"),
-            block_size=block.integer("block_size", minimum=2),
+            block_size=block.integer("block_size", minimum=2, maximum=MAX_BLOCK),
             mask_token_id=block.integer("mask_token_id", minimum=0),
             target_layer_ids=block.integers("target_layer_ids"),
             sliding=sliding,
@@ -140,7 +141,7 @@ def _causality(top: Fields, inner: Fields) -> bool | None:
 
 def _layer_masks(top: Fields, causal: bool | None) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """Return window and causality of each layer; unless told, sliding layers are causal and full ones are not."""
-    layers = top.integer("num_hidden_layers")
+    layers = top.integer("num_hidden_layers", maximum=MAX_LAYERS)
     uses_window = top.flag("use_sliding_window", None)
     if top.get("layer_types", None) is None and uses_window:
         raise top.fail("layer_types", "the type of each layer, as use_sliding_window is true", "nothing")

@@ -1,11 +1,13 @@
 """Reads one `config.json` object key by key: every refusal names the file, the key, what was expected and what came."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kdlab.errors import ConfigError
+
+Config = TypeVar("Config")
 
 
 class _Required:
@@ -13,6 +15,8 @@ class _Required:
 
 
 REQUIRED = _Required()
+
+MAX_LAYERS = 1000  # no decoder has so many; a mistyped number would be built before any tensor is missed
 
 
 class Fields:
@@ -36,13 +40,16 @@ class Fields:
             raise self.fail(key, expected, "null" if key in self.values else "nothing")
         return default
 
-    def integer(self, key: str, default: Any = REQUIRED, *, minimum: int = 1) -> int:
-        """Return an integer of at least `minimum`."""
-        value = self.get(key, default, f"an integer of at least {minimum}")
+    def integer(self, key: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """Return an integer from `minimum` to `maximum`."""
+        expected = f"an integer of at least {minimum}"
+        value = self.get(key, default, expected)
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.fail(key, f"an integer of at least {minimum}", value)
+            raise self.fail(key, expected, value)
+        if value > maximum:
+            raise self.fail(key, f"an integer of at most {maximum}", value)
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, positive: bool = True) -> float:
@@ -92,16 +99,20 @@ class Fields:
             raise self.fail(unknown[0], "no such key (known: " + ", ".join(known) + ")", self.values[unknown[0]])
 
 
-def read_config(directory: str | Path) -> dict[str, Any]:
-    """Return the object in `directory`/config.json.
+def load_config(directory: str | Path, parse: Callable[[Mapping[str, Any]], Config]) -> Config:
+    """Return `parse` of the object in `directory`/config.json; its errors then name the directory.
 
     Raises:
-        ConfigError: the file is missing, or is not a JSON object.
+        ConfigError: the file is missing or no JSON object, or `parse` refuses it.
     """
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: expected a Hugging Face config.json, got no such file")
-    return read_json_object(path)
+    values = read_json_object(path)
+    try:
+        return parse(values)
+    except ConfigError as error:
+        raise ConfigError(f"{Path(directory)}/{error}") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -112,7 +123,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")

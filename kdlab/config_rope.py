@@ -102,7 +102,10 @@ def _theta(config: Fields, rope: Fields) -> float:
         raise config.fail("rope_theta", "a number above 0", "nothing")
     if inner is not None and outer is not None and inner != outer:
         raise config.fail("rope_theta", f"the value {inner} of {rope.where}", outer)
-    return inner if inner is not None else outer
+    theta = inner if inner is not None else outer
+    if theta <= 1:
+        raise config.fail("rope_theta", "a number above 1", theta)
+    return theta
 
 
 def _kind(rope: Fields) -> str:

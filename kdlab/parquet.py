@@ -4,7 +4,10 @@ A schema grows only by nullable columns and by wider types, and each such step r
 one by one with the latest schema, because readers that take a folder's schema from its first file drop new columns.
 """
 
+import hashlib
+import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +16,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kdlab.errors import SchemaError
+from kdlab.errors import ArgumentError, SchemaError
 
-KIND_KEY, VERSION_KEY = "kdlab_kind", "kdlab_schema_version"
+KIND_KEY, VERSION_KEY, DIGEST_KEY = "kdlab_kind", "kdlab_schema_version", "kdlab_metadata_sha256"
+_OWN_KEYS = (KIND_KEY, VERSION_KEY, DIGEST_KEY, "ARROW:schema")
 VERSION_COLUMN = "schema_version"
 
 
@@ -48,12 +52,12 @@ def write_table(
     Raises:
         SchemaError: columns are missing, unknown, of a wrong type, or hold nulls where none may be.
     """
-    path = Path(path)
+    path = _checked_path(path)
     schema = table_format.schema
     num_rows = max((len(column) for column in columns.values()), default=0)
     version = pa.array([table_format.version] * num_rows, pa.int32())
     table = _fit(pa.table({VERSION_COLUMN: version, **columns}), schema, str(path), fill=False)
-    marks = {KIND_KEY: table_format.kind, VERSION_KEY: str(table_format.version)}
+    marks = {KIND_KEY: table_format.kind, VERSION_KEY: str(table_format.version), DIGEST_KEY: _digest(metadata or {})}
     _write_whole(table.replace_schema_metadata({**(metadata or {}), **marks}), path)
 
 
@@ -67,17 +71,31 @@ def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple
         SchemaError: no kdlab table, another kind, a version newer than this kdlab knows, or missing columns.
         FileNotFoundError: there is no such file.
     """
-    path = Path(path)
-    if not path.exists():
+    path = _checked_path(path)
+    if not os.path.exists(path):
         raise FileNotFoundError(f"no result file at {path}")
     try:
-        table = pq.ParquetFile(path).read()
-    except pa.ArrowException as error:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # damaged bytes raise any of them
         raise SchemaError(f"{path}: not a readable Parquet file ({error})") from error
-    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     _check_marks(path, metadata, table_format)
     fitted = _fit(table.replace_schema_metadata(None), table_format.schema, str(path), fill=True)
-    return fitted, {key: value for key, value in metadata.items() if key not in (KIND_KEY, VERSION_KEY, "ARROW:schema")}
+    kept = {key: value for key, value in metadata.items() if key not in _OWN_KEYS}
+    # Parquet's checksums cover the columns, not the text beside them; files before the digest have none.
+    if metadata.get(DIGEST_KEY, _digest(kept)) != _digest(kept):
+        raise SchemaError(f"{path}: the text beside the table is not what was written: its digest differs")
+    return fitted, kept
+
+
+def _digest(metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(metadata.items())).encode()).hexdigest()
+
+
+def _checked_path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError("path", "a path", repr(path))
+    return Path(path)
 
 
 def _check_marks(path: Path, metadata: Mapping[str, str], table_format: TableFormat) -> None:
@@ -86,7 +104,7 @@ def _check_marks(path: Path, metadata: Mapping[str, str], table_format: TableFor
         raise SchemaError(f"{path}: not a kdlab table (no {KIND_KEY} or {VERSION_KEY} in its metadata)")
     if kind != table_format.kind:
         raise SchemaError(f"{path}: expected a table of kind {table_format.kind!r}, got {kind!r}")
-    if not version.isdecimal() or int(version) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", version):
         raise SchemaError(f"{path}: schema version {version!r} is not a positive number")
     if int(version) > table_format.version:
         raise SchemaError(
@@ -122,7 +140,7 @@ def _write_whole(table: pa.Table, path: Path) -> None:
     unfinished = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
         with unfinished.open("xb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

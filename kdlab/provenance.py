@@ -1,9 +1,7 @@
 """Where a result comes from: one JSON-able dictionary that every recorded run and every result row carries."""
 
 import dataclasses
-import hashlib
 import math
-import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,10 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kdlab import __version__
 from kdlab.errors import ArgumentError
 from kdlab.machine import machine_facts
-from kdlab.paths import PACKAGE, REPOSITORY
+from kdlab.source import code_facts
 
 RUN_FIELDS = (
     "target_sha256", "drafter_sha256", "target_config", "drafter_config",
@@ -31,8 +28,6 @@ COMPARED_FIELDS = (
     "max_new_tokens", "temperature", "top_p", "streams", "graph", "dtype",
 )  # fmt: skip
 """What must be equal in results that stand side by side, the field that the comparison is about excepted."""
-
-GIT_TIMEOUT_S = 5.0
 
 
 def run_provenance(**fields: Any) -> dict[str, Any]:
@@ -55,51 +50,6 @@ def run_provenance(**fields: Any) -> dict[str, Any]:
         if name in own:
             raise ArgumentError(name, "a field that kdlab does not state by itself", fields[name])
     return own | dict.fromkeys(RUN_FIELDS) | {name: _to_json(name, value) for name, value in fields.items()}
-
-
-def code_facts() -> dict[str, Any]:
-    """Return the version, the source hash and the git commit of the kdlab that runs."""
-    commit, dirty = git_state(REPOSITORY)
-    return {
-        "kdlab_version": __version__,
-        "git_commit": commit,
-        "git_dirty": dirty,
-        "source_sha256": source_sha256(),
-    }
-
-
-def source_sha256(folder: Path = PACKAGE) -> str:
-    """Hash names and bytes of every `.py` file of `folder`: a run with another hash of the package is stale."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Return (commit, whether a tracked file differs from it) of the checkout whose top is `root`, or (None, None).
-
-    A package that is installed inside somebody else's checkout is not of that commit, so `root` must be the top itself.
-    """
-    if not (root / ".git").exists():
-        return None, None
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
-    status = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return commit, None if commit is None or status is None else bool(status)
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    # The folders are named because a GIT_DIR in the environment (a hook's) would speak of another repository;
-    # without optional locks a question never stands in the way of a commit.
-    place = ("--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}")
-    try:
-        answer = subprocess.run(
-            ("git", *place, *arguments), cwd=root, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
 
 
 def _to_json(name: str, value: Any) -> Any:

@@ -18,7 +18,8 @@ OPTIONAL = {
     "nvidia-ml-py": "reads GPU clocks and the driver",
     "sgl-flash-mla": "the peer of verify_attention",
     "jupyterlab": "opens the notebooks",
-    "mistune": "writes the report",
+    "nbconvert": "writes the report",
+    "nh3": "keeps the report harmless",
     "transformers": "the tests' reference model",
     "distributed": "runs grids over several machines",
 }
@@ -40,7 +41,7 @@ def inspect_machine() -> dict[str, Any]:
     """Gather facts about software, GPU and shipped data; without a GPU no driver is asked for more than that."""
     from kdlab.machine import machine_facts
     from kdlab.paths import DATA
-    from kdlab.provenance import code_facts
+    from kdlab.source import code_facts
 
     machine = machine_facts()
     names = ("python", "torch", "numpy", "cuda", "driver", "gpu", "gpu_count", "gpu_memory_bytes", "os", "cpu")

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kdlab.checks import check_int
 from kdlab.cli.output import Progress, print_json, print_table
 from kdlab.errors import ArgumentError
 
@@ -88,6 +87,7 @@ def parse_budgets(text: str) -> list[int]:
 
 
 def _prompts(arguments: argparse.Namespace) -> Any:
+    from kdlab.checks import check_int  # here, because it needs torch, which other verbs do without
     from kdlab.model.prompts import PromptSet, load_prompts
 
     if bool(arguments.prompts) == bool(arguments.prompt):

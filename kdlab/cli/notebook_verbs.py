@@ -8,11 +8,11 @@ from kdlab.cli.output import print_json, print_table, say
 
 def run_run(arguments: argparse.Namespace) -> int:
     """Execute one notebook with parameters, or list the parameters it takes."""
-    from kdlab.report import declared_parameters, read_notebook, run_notebook
+    from kdlab.report import declared_parameters, read_notebook_json, run_notebook
     from kdlab.report.param_text import parse_assignments
 
     path = Path(arguments.notebook)
-    declared = declared_parameters(read_notebook(path), path.name) or {}
+    declared = declared_parameters(read_notebook_json(path), path.name) or {}
     if arguments.list:
         rows = [{"name": p.name, "default": p.default, "help": p.help} for p in declared.values()]
         if arguments.json:
@@ -41,11 +41,11 @@ def run_run(arguments: argparse.Namespace) -> int:
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write the report of executed notebooks, and print the tables of their result records."""
-    from kdlab.report import build_report, export_figures, read_notebook, read_outcome, record_tables
+    from kdlab.report import build_report, export_figures, read_notebook_json, read_outcome, record_tables
 
     html = build_report(arguments.notebooks, arguments.output, title=arguments.title)
     figures = export_figures(arguments.notebooks, arguments.figures) if arguments.figures else []
-    records = [read_outcome(read_notebook(Path(path))).record or {} for path in arguments.notebooks]
+    records = [read_outcome(read_notebook_json(Path(path))).record or {} for path in arguments.notebooks]
     if arguments.json:
         print_json({"report": str(html), "figures": [str(path) for path in figures], "records": records})
         return 0

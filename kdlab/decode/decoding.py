@@ -6,6 +6,7 @@ from typing import Any
 from kdlab.decode.engine import Engine
 from kdlab.decode.records import Run
 from kdlab.decode.settings import make_settings
+from kdlab.errors import ArgumentError
 from kdlab.model.pair import Pair
 from kdlab.model.prompts import as_prompt_set
 from kdlab.provenance import run_provenance
@@ -84,6 +85,8 @@ def generate(
 
 def start(pair: Pair, prompts: object, **options: Any) -> Engine:
     """Make an engine that has prefilled its first streams; `options` are the keywords of `generate`."""
+    if not hasattr(pair, "target"):  # a toy with the same parts will do
+        raise ArgumentError("pair", "a Pair, as load_pair returns", type(pair).__name__)
     chosen = as_prompt_set(prompts)
     return Engine(pair, chosen, make_settings(pair, len(chosen), **options))
 

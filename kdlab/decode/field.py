@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kdlab.checks import check_int
+from kdlab.errors import ArgumentError, ShapeError
+
 
 @dataclass(frozen=True, eq=False)
 class PromptField:
@@ -70,6 +73,9 @@ class DraftField:
         vocab_size: V; with K = V no tree of any budget is truncated.
         depth_limit: L = block size - 1.
         provenance: where, when and with what settings and bytes it was recorded.
+
+    Raises:
+        ArgumentError: a number, shape, token or rank of a prompt does not fit the others; ShapeError for shapes.
     """
 
     prompts: list[PromptField]
@@ -78,7 +84,36 @@ class DraftField:
     depth_limit: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, value in (("top_k", self.top_k), ("vocab_size", self.vocab_size), ("depth_limit", self.depth_limit)):
+            check_int(name, value, minimum=1)
+        if not isinstance(self.provenance, Mapping):
+            raise ArgumentError("provenance", "a mapping", repr(self.provenance))
+        for prompt in self.prompts:
+            _check_prompt(prompt, self.depth_limit, self.top_k, self.vocab_size)
+
     @property
     def whole_vocabulary(self) -> bool:
         """True when every token of the vocabulary was kept, so that budgets above K stay exact."""
         return self.top_k >= self.vocab_size
+
+
+def _check_prompt(prompt: PromptField, depth_limit: int, top_k: int, vocab_size: int) -> None:
+    where = f"prompt {prompt.prompt_id!r}: "
+    length = len(prompt.output_ids)
+    shapes = {"output_ids": (length,), "tail_ids": (depth_limit + 1,), "token_ids": (length, depth_limit, top_k)}
+    shapes |= {"log_probs": shapes["token_ids"], "next_log_prob": (length, depth_limit)}
+    shapes |= {"next_rank": shapes["next_log_prob"]}
+    for name, shape in shapes.items():
+        array = getattr(prompt, name)
+        if array.shape != shape:
+            raise ShapeError(where + name, str(list(shape)), list(array.shape))
+    check_int(where + "prompt", prompt.prompt, minimum=0)
+    check_int(where + "num_starts", prompt.num_starts, minimum=0, maximum=length)
+    for name in ("output_ids", "tail_ids", "token_ids", "next_rank"):
+        array = getattr(prompt, name)
+        if array.dtype.kind not in "iu":
+            raise ShapeError(where + name, "integers", array.dtype)
+        if array.size:
+            check_int(where + name, array.min(), minimum=0)
+            check_int(where + name, array.max(), maximum=vocab_size - 1)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike
 
 from kdlab.decode.field import PromptField
-from kdlab.decode.list_columns import to_list_column
+from kdlab.decode.list_columns import to_list_column, without_nulls
 from kdlab.errors import SchemaError
 from kdlab.parquet import TableFormat
 
@@ -45,6 +45,10 @@ def prompt_field(table: pa.Table, start: int, entry: Mapping[str, Any], depth_li
     shapes = {"token_ids": (length, depth_limit, top_k), "next_rank": (length, depth_limit)}
     shapes |= {"log_probs": shapes["token_ids"], "next_log_prob": shapes["next_rank"]}
     rows = table.slice(start, length)
+    order = {"prompt": [entry["prompt"]] * length, "position": range(length)}
+    for name, expected in order.items():
+        if not np.array_equal(rows[name].to_numpy(), expected):
+            raise SchemaError(f"{name}: rows of prompt {entry['prompt_id']!r} are out of order, or another prompt's")
     return PromptField(
         prompt=entry["prompt"],
         prompt_id=entry["prompt_id"],
@@ -82,14 +86,13 @@ def _prompt_columns(prompt: PromptField, run_id: str | None) -> dict[str, pa.Arr
     }
     for name, dtype in _LISTS.items():
         values = getattr(prompt, name)
-        if len(values) != length:
-            raise SchemaError(f"{name}: expected {length} positions of prompt {prompt.prompt_id!r}, got {len(values)}")
         columns[name] = to_list_column(list(values.reshape(length, -1)) if length else [], dtype)
     return columns
 
 
 def _values(column: pa.ChunkedArray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    values = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type).to_numpy()
+    flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+    values = without_nulls(flat).to_numpy()
     if values.size != np.prod(shape):
         raise SchemaError(f"{name}: expected {list(shape)} values, got {values.size}")
     return values.reshape(shape).copy()

@@ -46,13 +46,20 @@ def from_list_column(column: pa.ChunkedArray, ndim: int = 1) -> list[Any]:
         offsets = level.offsets.to_numpy()
         starts, ends = offsets[starts], offsets[ends]
         counts.append(ends - starts)
-    values = level.values.to_numpy()
+    values = without_nulls(level.values).to_numpy()
     sizes = [counts[0], *(inner // np.maximum(outer, 1) for outer, inner in itertools.pairwise(counts))]
     shapes = np.stack(sizes, axis=1)
     return [
         None if null else _shaped(values[start:end], shape)
         for null, start, end, shape in zip(nulls, starts, ends, shapes, strict=True)
     ]
+
+
+def without_nulls(values: Any) -> Any:
+    """Return Arrow `values`, or raise SchemaError where one is null: numpy would make floats of them all."""
+    if values.null_count:
+        raise SchemaError(f"list column: expected {values.type} values, got {values.null_count} nulls")
+    return values
 
 
 def _check_array(array: np.ndarray, dtype: DTypeLike, ndim: int) -> np.ndarray:

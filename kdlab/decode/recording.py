@@ -45,8 +45,9 @@ def record(
     Raises:
         ArgumentError: the pair has no drafter, or an argument has a wrong value.
     """
-    if pair.drafter is None:
-        raise ArgumentError("pair", "a pair with a drafter", "none")
+    if getattr(pair, "drafter", None) is None:
+        got = "no drafter" if isinstance(pair, Pair) else type(pair).__name__
+        raise ArgumentError("pair", "a Pair with a drafter", got)
     vocab_size, depth_limit = pair.target.config.vocab_size, pair.depth_limit
     top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
     engine = start(

@@ -1,6 +1,7 @@
 """Round records as columns of a table, and back."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import DTypeLike
 
 from kdlab.decode.list_columns import from_list_column, to_list_column
 from kdlab.decode.records import RoundRecord
+from kdlab.errors import SchemaError
 from kdlab.parquet import TableFormat
+from kdlab.tree import check_tree
 from kdlab.tree.draft_tree import DraftTree
 
 _NUMBERS = ("prompt", "round", "anchor_position", "bonus", "num_tokens", "nonfinite_draft_rows", "depth_limit")
@@ -67,8 +70,9 @@ def records_of(table: pa.Table) -> list[RoundRecord]:
     lists = {name: from_list_column(table[name]) for name in (*_TREE_LISTS, "target_tokens", "path")}
     experts = from_list_column(table["expert_ids"], _EXPERT_DIMS)
     rows = table.select([*_NUMBERS, "truncated"]).to_pylist()
-    return [
-        RoundRecord(
+    records = []
+    for i, row in enumerate(rows):
+        record = RoundRecord(
             prompt=row["prompt"],
             round=row["round"],
             anchor_position=row["anchor_position"],
@@ -79,17 +83,40 @@ def records_of(table: pa.Table) -> list[RoundRecord]:
             expert_ids=experts[i],
             nonfinite_draft_rows=row["nonfinite_draft_rows"],
         )
-        for i, row in enumerate(rows)
-    ]
+        _check_record(f"row {i}", record, row["num_tokens"])
+        records.append(record)
+    return records
+
+
+def _check_record(where: str, record: RoundRecord, num_tokens: int) -> None:
+    """Raise SchemaError unless a record's path leads down its tree by the target's tokens."""
+    num_rows, experts = record.tree.capacity, record.expert_ids
+    parent, token, path = record.tree.parent[0].tolist(), record.tree.token[0].tolist(), record.path
+    wanted = record.target_tokens.tolist()
+    if len(wanted) != num_rows or (experts is not None and experts.shape[1] != num_rows):
+        raise SchemaError(f"{where}: expected target_tokens and expert_ids of {num_rows} nodes, got {len(wanted)}")
+    if not path or path[0] != 0 or len(path) != num_tokens or not all(0 <= row < num_rows for row in path):
+        raise SchemaError(f"{where}: path: expected {num_tokens} of {num_rows} nodes from the root, got {path}")
+    for up, row in itertools.pairwise(path):
+        if parent[row] != up or token[row] != wanted[up]:
+            raise SchemaError(f"{where}: path: node {row} is not the child of node {up} that the target wrote")
+    if record.bonus != wanted[path[-1]]:
+        raise SchemaError(f"{where}: bonus: expected {wanted[path[-1]]}, the target's token, got {record.bonus}")
+    if record.anchor_position < 0:
+        raise SchemaError(f"{where}: anchor_position: expected at least 0, got {record.anchor_position}")
 
 
 def _tree(row: dict[str, int], lists: dict[str, np.ndarray]) -> DraftTree:
     """Rebuild depths and links from the parents, which checks them, and put back what the parents do not tell."""
     tensors = [torch.from_numpy(lists[name])[None] for name in ("tokens", "parents", "log_probs", "ranks")]
-    return dataclasses.replace(
+    tree = dataclasses.replace(
         DraftTree.from_parents(*tensors),
         missed_mass=torch.from_numpy(lists["missed_mass"])[None],
         truncated=torch.tensor([row["truncated"]]),
         nonfinite_rows=torch.tensor([row["nonfinite_draft_rows"]], dtype=torch.int32),
         depth_limit=row["depth_limit"],
     )
+    check_tree(tree)
+    if lists["depths"].tolist() != tree.depth[0].tolist():
+        raise SchemaError(f"depths: expected {tree.depth[0].tolist()}, got {lists['depths'].tolist()}")
+    return tree

@@ -105,7 +105,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
     path = directory / INDEX
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a JSON object with weight_map, got {error!r}") from error
     if not isinstance(found, dict) or any(Path(str(name)).name != name for name in found.values()):
         raise CheckpointError(f"{path}: weight_map: expected tensor names to file names of the same directory")

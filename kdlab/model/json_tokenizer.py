@@ -9,7 +9,7 @@ import tokenizers
 from kdlab.checks import check_int
 from kdlab.errors import ConfigError
 from kdlab.model.token_text import printable
-from kdlab.model.tokenizer_files import configured_stop_ids, eos_token_text, model_vocab_size
+from kdlab.model.tokenizer_files import configured_stop_ids, model_vocab_size, with_eos_token
 
 
 class JsonTokenizer:
@@ -59,12 +59,12 @@ def load_json_tokenizer(directory: Path) -> JsonTokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises bare Exception
         raise ConfigError(f"{path}: {error}") from error
-    num_tokens = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+    ids = inner.get_vocab(with_added_tokens=True)
+    num_tokens = 1 + max(ids.values(), default=-1)
     vocab_size = model_vocab_size(directory)
     if vocab_size is None:
         vocab_size = num_tokens
     if vocab_size < num_tokens:
         raise ConfigError(f"{directory}: config.json has vocab_size {vocab_size}, tokenizer.json {num_tokens} tokens")
-    eos = inner.token_to_id(eos_token_text(directory) or "")
-    stops = configured_stop_ids(directory, vocab_size)
-    return JsonTokenizer(inner, vocab_size, stops if eos is None else stops | {eos})
+    stops = with_eos_token(directory, configured_stop_ids(directory, vocab_size), ids)
+    return JsonTokenizer(inner, vocab_size, stops)

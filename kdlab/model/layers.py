@@ -6,10 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kdlab.errors import UnsupportedDevice
+
 
 def weight(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
-    """Return a parameter that holds no values yet and wants no gradient."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+    """Return a parameter that holds no values yet and wants no gradient; UnsupportedDevice where memory is short."""
+    try:
+        return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+    except RuntimeError as error:
+        raise UnsupportedDevice(f"weight {list(shape)} {dtype}: expected room on {device}, got none") from error
 
 
 class Loadable(Protocol):

@@ -139,12 +139,19 @@ def _directories(target: str | Path, drafter: str | Path | None) -> tuple[Path, 
     for name, value in (("target", target), ("drafter", drafter)):
         if not isinstance(value, str | Path) and not (value is None and name == "drafter"):
             raise ArgumentError(name, "a directory or a name", repr(value))
-    if drafter is not None and not Path(drafter).is_dir():
+    if drafter is not None and not _is_directory(drafter):
         raise ArgumentError("drafter", "a directory", repr(str(drafter)))
-    if Path(target).is_dir():
+    if _is_directory(target):
         return Path(target), None if drafter is None else Path(drafter)
     target_dir, drafter_dir = bundled_pair(str(target))
     return target_dir, drafter_dir if drafter is None else Path(drafter)
+
+
+def _is_directory(value: str | Path) -> bool:
+    try:
+        return Path(value).is_dir()
+    except OSError:  # longer than a path may be
+        return False
 
 
 def _device(device: str | torch.device) -> torch.device:

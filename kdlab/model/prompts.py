@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +83,15 @@ def load_prompts(path: str | Path) -> PromptSet:
     Raises:
         ArgumentError: the file is missing, holds no prompt, or a line is wrong (file and line number are named).
     """
-    path = Path(path)
-    if not path.is_file():
+    if not isinstance(path, str | Path) or not os.path.isfile(path):
         raise ArgumentError("prompts", "an existing file", path)
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(str(path), "UTF-8", error) from error
     prompts: dict[str, Prompt] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -102,7 +107,7 @@ def load_prompts(path: str | Path) -> PromptSet:
 def _parse_line(where: str, line: str) -> Prompt:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(where, "a JSON object", f"{line.strip()[:60]!r} ({error})") from error
     if not isinstance(value, dict):
         raise ArgumentError(where, "a JSON object", type(value).__name__)

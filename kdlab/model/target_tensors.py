@@ -13,6 +13,8 @@ from kdlab.model.checkpoint import Checkpoint, check_names, read_into
 _PREFIX = "language_model."
 _VISION = ("vision_tower.", "mm_projector.")
 _BIAS = "e_score_correction_bias"
+# A layer past the last one that lacks it is no multi-token prediction: the config says too few layers.
+_MTP = "eh_proj.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ def load_tensors(views: dict[str, Tensor], checkpoint: Checkpoint, *, num_layers
     Args:
         views: name -> weight, as `Target.views` gives them.
         checkpoint: where the tensors are.
-        num_layers: decoder layers; tensors of later ones are skipped.
+        num_layers: decoder layers; later ones are skipped where they predict further tokens (MTP).
         int4: the routed experts lie on disk as INT4 words, scales and shapes.
 
     Raises:
@@ -55,11 +57,12 @@ def _stored_names(checkpoint: Checkpoint, num_layers: int) -> tuple[dict[str, st
     """Return the names without `language_model.` -> the names on disk, less what is skipped."""
     stored: dict[str, str] = {}
     vision = mtp = 0
+    plain_names = {name.removeprefix(_PREFIX) for name in checkpoint.names}
     for name in checkpoint.names:
         plain = name.removeprefix(_PREFIX)
         if name.startswith(_VISION):
             vision += 1
-        elif _layer(plain) >= num_layers:
+        elif _layer(plain) >= num_layers and f"model.layers.{_layer(plain)}.{_MTP}" in plain_names:
             mtp += 1
         elif plain in stored:
             raise CheckpointError(f"{checkpoint.directory}: expected one of {name} and {stored[plain]}, got both")

@@ -17,12 +17,13 @@ from kdlab.model.tokenizer_files import (
     SpecialToken,
     configured_stop_ids,
     declared_special_tokens,
-    eos_token_text,
     model_vocab_size,
+    with_eos_token,
 )
 
 # Moonshot's tokenizer reserves this many ids after the byte-pair ranks; config.json's vocab_size goes first.
 _RESERVED = 256
+_MOST_SPECIALS = 1 << 16  # each gets a name; a mistyped vocab_size would take all memory for them
 # tiktoken's regex engine overflows its stack on long texts and on long runs without a change of class.
 _CHUNK_CHARACTERS = 400_000
 _RUN_CHARACTERS = 25_000
@@ -157,9 +158,9 @@ def load_tiktoken_tokenizer(directory: Path) -> TiktokenTokenizer:
     vocab_size = model_vocab_size(directory)
     if vocab_size is None:
         vocab_size = len(ranks) + _RESERVED
-    if vocab_size < len(ranks):
+    if not len(ranks) <= vocab_size <= len(ranks) + _MOST_SPECIALS:
         raise ConfigError(f"{directory}: config.json has vocab_size {vocab_size}, tiktoken.model {len(ranks)} ranks")
     specials = declared_special_tokens(directory)
     by_name = {special.text: special.id for special in specials}
-    stops = {by_name[name] for name in (*_STOP_NAMES, eos_token_text(directory)) if name in by_name}
-    return TiktokenTokenizer(ranks, specials, vocab_size, configured_stop_ids(directory, vocab_size) | stops)
+    stops = configured_stop_ids(directory, vocab_size) | {by_name[name] for name in _STOP_NAMES if name in by_name}
+    return TiktokenTokenizer(ranks, specials, vocab_size, with_eos_token(directory, stops, by_name))

@@ -1,5 +1,6 @@
 """Text to token ids and back: what every tokenizer offers, and which one a checkpoint directory holds."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -44,9 +45,9 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         ArgumentError: there is no such directory.
         ConfigError: it holds none of these, or one that is malformed.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
+    if not isinstance(directory, str | Path) or not os.path.isdir(directory):
         raise ArgumentError("tokenizer directory", "an existing directory", directory)
+    directory = Path(directory)
     if (directory / "tiktoken.model").is_file():
         return load_tiktoken_tokenizer(directory)
     if (directory / "tokenizer.json").is_file():

@@ -1,9 +1,12 @@
 """What a checkpoint directory says about its tokens: vocabulary size, stop tokens, special tokens."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kdlab.config_fields import Fields, read_json_object
+from kdlab.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,41 @@ def declared_special_tokens(directory: Path) -> list[SpecialToken]:
         return []
     tokens = []
     for key, entry in declared.values.items():
-        if not key.isdecimal() or not isinstance(entry, dict) or not entry.get("content"):
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not re.fullmatch("[0-9]{1,9}", key) or not isinstance(content, str) or not content:
             raise declared.fail(key, "an id and its content", entry)
-        tokens.append(SpecialToken(int(key), entry["content"], bool(entry.get("special", True))))
+        tokens.append(SpecialToken(int(key), content, bool(entry.get("special", True))))
     return sorted(tokens, key=lambda token: token.id)
 
 
-def eos_token_text(directory: Path) -> str | None:
-    """Return the text of tokenizer_config.json's `eos_token` (a string or an object with `content`), if any."""
-    value = read_fields(directory / "tokenizer_config.json").get("eos_token", None)
-    return value.get("content") if isinstance(value, dict) else value
+def _eos_token_text(directory: Path) -> str | None:
+    """Return the text of tokenizer_config.json's `eos_token` (a string or an object with `content`), if any.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    config = read_fields(directory / "tokenizer_config.json")
+    value = config.get("eos_token", None)
+    text = value.get("content") if isinstance(value, dict) else value
+    if value is not None and not isinstance(text, str):
+        raise config.fail("eos_token", "a text, or an object with content", value)
+    return text
+
+
+def with_eos_token(directory: Path, stops: frozenset[int], ids: Mapping[str, int]) -> frozenset[int]:
+    """Return `stops` and the id of tokenizer_config.json's `eos_token`.
+
+    Args:
+        directory: the checkpoint directory.
+        stops: stop ids known otherwise.
+        ids: the id of every token that may be named.
+
+    Raises:
+        ConfigError: the named token has no id and there is no other stop, so that no text would end.
+    """
+    text = _eos_token_text(directory)
+    if text is None:
+        return stops
+    if text not in ids and not stops:
+        raise ConfigError(f"{directory}/tokenizer_config.json: eos_token: expected a known token, got {text!r}")
+    return stops | {ids[text]} if text in ids else stops

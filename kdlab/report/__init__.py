@@ -2,9 +2,10 @@
 
 from kdlab.report.build import build_report
 from kdlab.report.figures import export_figures
+from kdlab.report.notebook_file import read_notebook, read_notebook_json
 from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, record_tables, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
-from kdlab.report.runner import NotebookRun, read_notebook, run_notebook
+from kdlab.report.runner import NotebookRun, run_notebook
 from kdlab.report.show import show_figure
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "declared_parameters",
     "export_figures",
     "read_notebook",
+    "read_notebook_json",
     "read_outcome",
     "record_tables",
     "run_notebook",

@@ -1,6 +1,7 @@
 """One self-contained HTML report from executed notebooks."""
 
 import hashlib
+import importlib.metadata
 import re
 from collections.abc import Sequence
 from html import escape
@@ -8,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError
-from kdlab.provenance import source_sha256
-from kdlab.report.cells import render_cells
+from kdlab.report.cells import render_notebook
 from kdlab.report.done_marker import write_whole
+from kdlab.report.notebook_file import read_notebook
 from kdlab.report.outcome import read_outcome
 from kdlab.report.provenance_table import render_provenance
-from kdlab.report.runner import read_notebook
+from kdlab.source import source_sha256
 
 TITLE = "kdlab report"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -34,8 +35,14 @@ def build_report(
         notebooks: finished runs, in the report's order.
         html: the file to write; its folder is made when missing.
         title: plain text.
-    Returns: the path of the report.
-    Raises: ArgumentError without notebooks; NotebookError when one of them is no finished run; OSError.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        ArgumentError: no notebooks were given, or one of them is no notebook.
+        NotebookError: one of them is no finished run.
+        OSError: a file cannot be read or written.
     """
     if not notebooks:
         raise ArgumentError("notebooks", "at least one executed notebook", "none")
@@ -47,7 +54,8 @@ def build_report(
 
 
 def _inputs_digest(paths: list[Path], title: str) -> str:
-    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8")]
+    renderers = [importlib.metadata.version(name) for name in ("nbconvert", "nh3")]
+    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8"), *renderers]
     for path in paths:
         parts += [path.stem, hashlib.sha256(path.read_bytes()).hexdigest()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -67,7 +75,8 @@ def _page(paths: list[Path], title: str, digest: str) -> str:
         notebook = read_notebook(path)
         record = _finished_record(notebook, path)
         records.append((path.stem, record))
-        sections.append(f'<section id="part-{number}">\n{render_cells(notebook["cells"])}\n</section>')
+        part = f"part-{number}"
+        sections.append(f'<section id="{part}">\n{render_notebook(notebook, f"{part}-")}\n</section>')
     links = [(f"part-{number}", path.stem) for number, path in enumerate(paths, 1)] + [("provenance", "provenance")]
     contents = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links)
     body = "\n".join([f"<nav>{contents}</nav>", *sections, render_provenance(records)])

@@ -1,73 +1,68 @@
-"""Cells of an executed notebook as HTML: text and outputs, no code, nothing that runs or loads."""
+"""An executed notebook as a piece of HTML: text and outputs by nbconvert, no code, nothing that runs or loads."""
 
-import re
-from collections.abc import Iterator, Mapping
-from html import escape
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from kdlab.report.outcome import RESULT_MIME
+from kdlab.report.params import TAG
 from kdlab.report.sanitize import sanitize_html
 
-HIDDEN_TAG = "no-report"
+HIDDEN_TAGS = {"no-report", TAG, "injected-parameters"}
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# Of an output in several forms the first of these is shown: a figure before its description, a table before its text.
+SHOWN_MIMES = ["image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]
 
 
-def render_cells(cells: list[Mapping[str, Any]]) -> str:
-    """Return the markdown and the outputs of `cells`, one after the other; a cell tagged `no-report` is left out."""
-    return "\n".join(part for cell in cells for part in _render_cell(cell) if part)
+def render_notebook(notebook: Any, id_prefix: str = "") -> str:
+    """Return what a reader of the executed notebook should see, as harmless HTML.
+
+    Left out are code, cells with one of `HIDDEN_TAGS`, result records (the provenance section shows them) and widgets
+    that have no static form. Formulas stay TeX source; of a progress bar the last state is shown.
+
+    Args:
+        notebook: nbformat 4; it is not changed.
+        id_prefix: put before the ids of its headings.
+
+    Returns:
+        A balanced piece of HTML; its pictures are data in it.
+    """
+    exporter = _exporter()
+    with warnings.catch_warnings():
+        # An output that a report cannot show, a sound for example, is left out, and that is no news.
+        warnings.filterwarnings("ignore", message="Your element with mimetype")
+        html, _ = exporter.from_notebook_node(notebook)
+    return sanitize_html(html, id_prefix).strip()
 
 
-def _render_cell(cell: Mapping[str, Any]) -> Iterator[str]:
-    if HIDDEN_TAG in cell.get("metadata", {}).get("tags", []):
-        return
-    if cell["cell_type"] == "markdown":
-        yield render_markdown(_text(cell["source"]))
-    for output in cell.get("outputs", []):
-        yield _render_output(output)
+def _exporter() -> Any:
+    # Imported here: nbconvert takes a second to load, and only a report needs it.
+    from nbconvert.exporters import HTMLExporter
+    from traitlets.config import Config
+
+    config = Config()
+    config.HTMLExporter.template_name = "basic"
+    config.HTMLExporter.exclude_input = True
+    config.HTMLExporter.exclude_input_prompt = config.HTMLExporter.exclude_output_prompt = True
+    config.HTMLExporter.anchor_link_text = ""  # without these links headings would have no ids
+    config.NbConvertBase.display_data_priority = SHOWN_MIMES
+    config.TagRemovePreprocessor.enabled = True
+    config.TagRemovePreprocessor.remove_cell_tags = HIDDEN_TAGS
+    config.CoalesceStreamsPreprocessor.enabled = True
+    exporter = HTMLExporter(config=config)
+    exporter.register_preprocessor(_drop_unshown, enabled=True)
+    return exporter
 
 
-def render_markdown(text: str) -> str:
-    """Return markdown as harmless HTML; formulas stay as their TeX source, raw HTML goes through the sanitizer."""
-    import mistune
+def _drop_unshown(notebook: Any, resources: Any) -> tuple[Any, Any]:
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if _is_shown(output.get("data", {}))]
+    return notebook, resources
 
-    convert = mistune.create_markdown(escape=False, plugins=["table", "strikethrough", "math"])
-    return sanitize_html(str(convert(text)))
 
-
-def _render_output(output: Mapping[str, Any]) -> str:
-    kind = output["output_type"]
-    if kind == "stream":
-        return _preformatted(_text(output["text"]))
-    if kind == "error":
-        return _preformatted(f"{output.get('ename')}: {output.get('evalue')}")
-    data = output.get("data", {})
+def _is_shown(data: Mapping[str, Any]) -> bool:
     if RESULT_MIME in data:
-        return ""  # the provenance section shows it
-    return _render_data(data)
-
-
-def _render_data(data: Mapping[str, Any]) -> str:
-    for mime in ("image/png", "image/jpeg"):
-        if mime in data:
-            image = re.sub(r"\s", "", _text(data[mime]))
-            label = escape(_text(data.get("text/plain", "figure")))
-            return f'<figure>{sanitize_html(f"""<img src="data:{mime};base64,{image}" alt="{label}">""")}</figure>'
-    if "text/html" in data:
-        return f'<div class="output">{sanitize_html(_text(data["text/html"]))}</div>'
-    if "text/markdown" in data:
-        return f'<div class="output">{render_markdown(_text(data["text/markdown"]))}</div>'
-    if WIDGET_MIME in data:
-        return ""  # a widget lives in its kernel; its static twin is an output of its own
-    return _preformatted(_text(data.get("text/plain", "")))
-
-
-def _preformatted(text: str) -> str:
-    # A progress bar redraws its line after each carriage return: only the last state is worth reading.
-    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in _ANSI.sub("", text).split("\n")]
-    text = "\n".join(lines).strip("\n")
-    return f"<pre>{escape(text, quote=False)}</pre>" if text.strip() else ""
-
-
-def _text(value: Any) -> str:
-    return "".join(value) if isinstance(value, list) else str(value)
+        return False
+    # A widget lives in its kernel; its text form is a Python expression.
+    return WIDGET_MIME not in data or not set(SHOWN_MIMES[:-1]).isdisjoint(data)

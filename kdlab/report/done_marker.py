@@ -1,6 +1,7 @@
 """Markers of finished runs: a run whose inputs are byte for byte the same need not be run again."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.paths import DATA, REPOSITORY
-from kdlab.provenance import source_sha256
+from kdlab.source import source_sha256
 
 HASHED_FILE_LIMIT = 64 << 20  # bytes; of larger files and of checkpoints only names, sizes and times are looked at
 
@@ -20,17 +21,28 @@ def marker_path(output: Path) -> Path:
 
 
 def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """Hash all that decides what a run gives: notebook, parameters, kdlab's source, shipped data, files that parameters
-    name, and the interpreter with its torch."""
-    import torch
+    """Hash all that decides what a run gives.
 
+    That is the notebook, its parameters, kdlab's source, the shipped data, files that parameters name, and the
+    interpreter with its torch.
+
+    Args:
+        notebook: the file.
+        parameters: the values given, in their JSON form.
+
+    Returns:
+        A SHA-256 in hexadecimal.
+
+    Raises:
+        OSError: the notebook or shipped data cannot be read.
+    """
     parts = {
         "notebook": _file_sha256(notebook),
         "parameters": dict(parameters),
         "source": source_sha256(),
         "data": _folder_sha256(DATA),
         "named": {text: _look(notebook.parent, text) for text in sorted(_texts(parameters.values()))},
-        "python": [sys.executable, sys.version, torch.__version__],
+        "python": [sys.executable, sys.version, importlib.metadata.version("torch")],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -6,18 +6,27 @@ from pathlib import Path
 
 from kdlab.errors import ArgumentError
 from kdlab.report.done_marker import write_whole
-from kdlab.report.runner import read_notebook
+from kdlab.report.notebook_file import read_notebook_json
 
 FIGURE_KEY = "kdlab_figure"
 """Where an output's metadata says which file name `show_figure` gave its picture."""
 
 
 def export_figures(notebooks: Sequence[str | Path], folder: str | Path = "figures") -> list[Path]:
-    """Write every PNG output of executed notebooks into `folder` and return the files in the notebooks' order.
+    """Write every PNG output of executed notebooks into `folder`, in the notebooks' order.
 
     A picture that `show_figure` displayed keeps its file's name; any other becomes `<notebook>-<number>.png`.
 
-    Raises: ArgumentError when two pictures have one name; OSError.
+    Args:
+        notebooks: executed notebooks.
+        folder: made when missing.
+
+    Returns:
+        The files written, one a picture.
+
+    Raises:
+        ArgumentError: two pictures have one name, or a file is no notebook.
+        OSError: a file cannot be read or written.
     """
     written: dict[Path, bytes] = {}
     for notebook in notebooks:
@@ -33,7 +42,7 @@ def export_figures(notebooks: Sequence[str | Path], folder: str | Path = "figure
 
 def _figures(path: Path) -> Iterator[tuple[str, bytes]]:
     unnamed = 0
-    for cell in read_notebook(path)["cells"]:
+    for cell in read_notebook_json(path)["cells"]:
         for output in cell.get("outputs", []):
             image = output.get("data", {}).get("image/png")
             if image is None:

@@ -18,7 +18,10 @@ def show_result(record: dict[str, Any]) -> None:
     Args:
         record: JSON-able, keys are text. Lists of dictionaries are tables, which `kdlab report` prints; `provenance`
             and plain values go into the report's provenance section.
-    Raises: ArgumentError when the record is no dictionary of JSON values.
+
+    Raises:
+        ArgumentError: `record` is no dictionary.
+        ParameterError: a value in it has no JSON form.
     """
     if not isinstance(record, dict):
         raise ArgumentError("record", "a dictionary", type(record).__name__)
@@ -104,7 +107,7 @@ def _cell_problem(cell: Mapping[str, Any]) -> str | None:
         if output["output_type"] == "error":
             message = str(output.get("evalue", "")).strip().splitlines()
             return f"{output.get('ename')}: {message[0] if message else ''}".rstrip(": ")
-    if not str(cell["source"]).strip():
+    if not "".join(cell["source"]).strip():
         return None
     status = cell.get("metadata", {}).get("papermill", {}).get("status")
     return None if status == "completed" else f"did not complete (status {status})"

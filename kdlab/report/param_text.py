@@ -20,7 +20,15 @@ def parse_assignments(texts: Iterable[str], declared: Mapping[str, Parameter]) -
     Lists are JSON (`[7, 15]`) or items with commas (`7,15`). Where the default is None the text is read as none, a
     bool, a number or a JSON list if it looks like one, else as text.
 
-    Raises: ParameterError for a text without `=`, a name twice, an unknown name, or a value that cannot be read.
+    Args:
+        texts: assignments as a shell gave them.
+        declared: the notebook's parameters by name.
+
+    Returns:
+        The values by name.
+
+    Raises:
+        ParameterError: a text has no `=`, a name comes twice or is unknown, or a value cannot be read.
     """
     values: dict[str, Any] = {}
     for text in texts:

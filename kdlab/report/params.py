@@ -33,10 +33,14 @@ def declared_parameters(notebook: Mapping[str, Any], name: str = "notebook") -> 
     """Read the cell tagged `parameters` without running it.
 
     Args:
-        notebook: an nbformat 4 notebook.
+        notebook: nbformat 4, as `read_notebook` or `read_notebook_json` gives it.
         name: what to call it in errors.
-    Returns: the parameters by name in the cell's order, or None when no cell has the tag.
-    Raises: ParameterError when two cells have the tag, or the cell holds more than `name = literal` lines.
+
+    Returns:
+        The parameters by name in the cell's order, or None when no cell has the tag.
+
+    Raises:
+        ParameterError: two cells have the tag, or the cell holds more than `name = literal` lines.
     """
     cells = [
         cell
@@ -47,7 +51,7 @@ def declared_parameters(notebook: Mapping[str, Any], name: str = "notebook") -> 
         return None
     if len(cells) > 1:
         raise ParameterError(f"{name}: expected one cell tagged {TAG!r}, got {len(cells)}")
-    return _read_cell(str(cells[0]["source"]), name)
+    return _read_cell("".join(cells[0]["source"]), name)
 
 
 def _read_cell(source: str, name: str) -> dict[str, Parameter]:
@@ -90,12 +94,20 @@ def _comments(source: str) -> dict[int, str]:
 
 
 def bind_parameters(declared: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check `given` against `declared` and return the plain values to inject, in the declared order.
+    """Check values against what a notebook declares and put them into the declared order.
 
     An int is taken where the default is a float; nothing else changes its type. Numpy numbers, paths and tuples become
     their plain forms first.
 
-    Raises: ParameterError for an unknown name, or a value of another type than the default's.
+    Args:
+        declared: the notebook's parameters by name.
+        given: values for some of them.
+
+    Returns:
+        The given values, checked, in their JSON form.
+
+    Raises:
+        ParameterError: a name is unknown, or a value has another type than the default.
     """
     for name in given:
         if name not in declared:
@@ -131,7 +143,15 @@ def _check_item(parameter: Parameter, item: Any) -> Any:
 def plain_value(name: str, value: Any) -> Any:
     """Return the JSON form of a parameter value.
 
-    Raises: ParameterError for anything but finite numbers, bools, text, None, and lists of those.
+    Args:
+        name: what to call it in errors.
+        value: numpy and torch numbers and arrays, paths and tuples become their plain forms.
+
+    Returns:
+        A finite number, a bool, text, None, or a list of those.
+
+    Raises:
+        ParameterError: `value` is anything else.
     """
     if hasattr(value, "tolist"):  # numpy and torch numbers and arrays
         value = value.tolist()

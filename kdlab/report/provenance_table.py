@@ -12,6 +12,9 @@ def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     Args:
         records: (notebook name, result record); what a record holds under `provenance` is shown, and its other
             plain values; tables are in the text above already.
+
+    Returns:
+        A `<section>` with one table.
     """
     columns = [(name, _facts(record)) for name, record in records]
     names = list(dict.fromkeys(fact for _, facts in columns for fact in facts))
@@ -22,7 +25,7 @@ def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     ]
     table = f"<table>\n<thead><tr><th></th>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>"
     text = "<p>What each notebook said of its own run; a fact that nobody knows is left empty.</p>"
-    return f'<section id="provenance">\n<h1>Provenance</h1>\n{text}\n<div class="output">{table}</div>\n</section>'
+    return f'<section id="provenance">\n<h1>Provenance</h1>\n{text}\n<div>{table}</div>\n</section>'
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError, ParameterError
 from kdlab.report.done_marker import is_done, marked_seconds, marker_path, run_fingerprint, write_marker
+from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.notebook_job import NotebookJob
 from kdlab.report.outcome import read_outcome
 from kdlab.report.params import TAG, bind_parameters, declared_parameters
@@ -48,9 +49,15 @@ def run_notebook(
         cell_timeout_s: limit of each cell, in seconds.
         skip_done: leave a finished run as it is when notebook, parameters, code and data are what they were.
         progress: called with one line of text now and then.
-    Returns: the finished run.
-    Raises: ParameterError for unknown names or wrong types; NotebookError when the run did not finish; ArgumentError
-        for a path that is no notebook; OSError.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ParameterError: a name is unknown, or a value has a wrong type.
+        NotebookError: the run did not finish.
+        ArgumentError: `path` is no notebook, `output` is no place for one, or a limit is not above 0.
+        OSError: a file cannot be read or written.
     """
     path = Path(path)
     output = Path("runs") / path.name if output is None else Path(output)
@@ -62,24 +69,13 @@ def run_notebook(
     values = _bind(path, parameters or {})
     fingerprint = run_fingerprint(path, values)
     if skip_done and is_done(output, fingerprint):
-        record = read_outcome(read_notebook(output)).record
+        record = read_outcome(read_notebook_json(output)).record
         return NotebookRun(output, record or {}, marked_seconds(output), skipped=True)
     return _run(path, values, output, fingerprint, timeout_s, cell_timeout_s, progress or (lambda line: None))
 
 
-def read_notebook(path: Path) -> Any:
-    """Read a notebook as nbformat 4; raises ArgumentError when the file is none, OSError when it cannot be read."""
-    import nbformat
-
-    text = path.read_text(encoding="utf-8")
-    try:
-        return nbformat.reads(text, as_version=4)
-    except Exception as error:  # nbformat lets KeyError, AttributeError and its own errors out for a broken file
-        raise ArgumentError("notebook", "a Jupyter notebook", f"{path} ({type(error).__name__})") from error
-
-
 def _bind(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    declared = declared_parameters(read_notebook(path), path.name)
+    declared = declared_parameters(read_notebook_json(path), path.name)
     if declared is None and parameters:
         names = ", ".join(parameters)
         raise ParameterError(f"{path.name} has no cell tagged {TAG!r}, so it takes no parameters (given: {names})")
@@ -115,7 +111,7 @@ def _run(
 
 def _read_partial(path: Path, partial: Path, problem: str | None) -> Any:
     try:
-        return read_notebook(partial)
+        return read_notebook_json(partial)
     except ArgumentError as error:  # killed in the middle of writing it
         raise NotebookError(f"{path.name} did not finish: {problem}; {partial} is cut off") from error
 

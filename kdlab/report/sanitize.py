@@ -1,116 +1,72 @@
-"""HTML from notebooks made harmless: only known tags and attributes are written again, all text is escaped anew.
+"""What of a notebook's HTML a report keeps: the allow-lists, and nh3 (Rust's ammonia) that holds HTML to them.
 
-The output is built from nothing but the lists below, so what the parser misreads can at worst become visible text.
+Nothing that is kept can run, load or leave the page: pictures only as PNG or JPEG in the page itself, links only to
+headings of the same notebook, styles only by properties that cannot name a file.
 """
 
 import re
-from html import escape
-from html.parser import HTMLParser
 
-TAGS = frozenset(
-    {
-        "a", "abbr", "b", "blockquote", "br", "caption", "code", "col", "colgroup", "dd", "del", "details", "div",
-        "dl", "dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img", "ins",
-        "kbd", "li", "mark", "ol", "p", "pre", "s", "small", "span", "strong", "sub", "summary", "sup", "table",
-        "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul", "var",
-    }
-)
-VOID = frozenset({"br", "hr", "img", "col"})
-# Their content is no text for a reader, or is read by other rules than ours: it goes with them.
-DROPPED = frozenset(
-    {
-        "applet", "audio", "canvas", "embed", "frame", "frameset", "head", "iframe", "link", "math", "meta",
-        "noembed", "noframes", "noscript", "object", "plaintext", "script", "select", "style", "svg", "template",
-        "textarea", "title", "video", "xmp",
-    }
-)
-DROPPED_VOID = frozenset({"embed", "frame", "link", "meta"})
+TAGS = {
+    "a", "abbr", "b", "blockquote", "br", "caption", "code", "col", "colgroup", "dd", "del", "details", "div", "dl",
+    "dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img", "ins", "kbd", "li",
+    "mark", "ol", "p", "pre", "s", "small", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "tfoot",
+    "th", "thead", "tr", "u", "ul", "var",
+}  # fmt: skip
+# Their content is no text for a reader, so it goes with them; of any other tag that is not listed the text stays.
+DROPPED = {"iframe", "math", "noscript", "object", "script", "style", "svg", "template", "textarea", "title"}
+HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 ATTRIBUTES = {
-    "a": frozenset({"href"}),
-    "img": frozenset({"src", "alt", "width", "height"}),
-    "td": frozenset({"colspan", "rowspan"}),
-    "th": frozenset({"colspan", "rowspan", "scope"}),
-    "ol": frozenset({"start"}),
-    "details": frozenset({"open"}),
+    "*": {"style", "title"},
+    **{heading: {"id"} for heading in HEADINGS},
+    "a": {"href"},
+    "img": {"src", "alt", "width", "height"},
+    "td": {"colspan", "rowspan"},
+    "th": {"colspan", "rowspan", "scope"},
+    "ol": {"start"},
+    "details": {"open"},
 }
-EVERYWHERE = frozenset({"title", "style"})
-IMAGE = re.compile(r"data:image/(png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
-ANCHOR = re.compile(r"#[\w.-]*")
-STYLE_NAMES = re.compile(
-    r"color|background(-color)?|font-(weight|style|size|family)|text-(align|decoration)|white-space|opacity|line-height|"
-    r"(min-|max-)?width|(padding|margin)(-(left|right|top|bottom))?|border(-(left|right|top|bottom|radius|color|style|"
-    r"width|collapse))?|vertical-align|display|overflow-wrap|word-break"
-)
-# No quotes, slashes, backslashes or colons: a value can load nothing and end nothing; `rgb(1, 2, 3)` passes.
-STYLE_VALUE = re.compile(r"(?is)(?!.*(url|expression|image|attr|var)\s*\()[\w\s#.,%()+-]+")
+STYLES = {
+    "background-color", "border", "border-bottom", "border-collapse", "border-left", "border-radius", "border-right",
+    "border-top", "color", "display", "font-family", "font-size", "font-style", "font-weight", "height", "line-height",
+    "margin", "margin-bottom", "margin-left", "margin-right", "margin-top", "max-width", "min-width", "opacity",
+    "overflow-wrap", "padding", "padding-bottom", "padding-left", "padding-right", "padding-top", "text-align",
+    "text-decoration", "vertical-align", "white-space", "width", "word-break",
+}  # fmt: skip
+# A colour, a size or a font's name needs none of these, an address does; browsers would ignore it, but why keep it.
+ADDRESS_MARKS = {"/", "\\"}
+IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
 
 
-def sanitize_html(html: str) -> str:
-    """Return `html` with only harmless tags, attributes and styles, every tag closed, images only from data URLs."""
-    writer = _Writer()
-    writer.feed(html)
-    writer.close()
-    return writer.finish()
+def sanitize_html(html: str, id_prefix: str = "") -> str:
+    """Return `html` with nothing but what the lists of this module name, every tag closed.
 
+    Args:
+        html: a piece of HTML from anywhere.
+        id_prefix: put before the headings' ids and the links to them, so that two notebooks of one page do not clash.
 
-class _Writer(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._parts: list[str] = []
-        self._open: list[str] = []
-        self._dropping: list[str] = []
+    Returns:
+        HTML that may stand inside any block of a page.
+    """
+    import nh3
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in DROPPED:
-            if tag not in DROPPED_VOID:
-                self._dropping.append(tag)
-        elif tag in TAGS and not self._dropping:
-            kept = "".join(_attribute(tag, name, value or "") for name, value in attrs)
-            if tag == "img" and " src=" not in kept:
-                return
-            self._parts.append(f"<{tag}{kept}>")
-            if tag not in VOID:
-                self._open.append(tag)
+    def check(tag: str, attribute: str, value: str) -> str | None:
+        if attribute == "id":
+            return id_prefix + value
+        if attribute == "href":
+            return f"#{id_prefix}{value[1:]}" if value.startswith("#") else None
+        if attribute == "src":
+            return value if IMAGE.fullmatch(value) else None
+        if attribute == "style":
+            return value if ADDRESS_MARKS.isdisjoint(value) else None
+        return value
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        # `<script/>` opens a script in HTML, whatever the slash says.
-        self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._dropping:
-            if tag in self._dropping:
-                while self._dropping.pop() != tag:
-                    pass
-        elif tag in self._open:
-            while True:
-                last = self._open.pop()
-                self._parts.append(f"</{last}>")
-                if last == tag:
-                    break
-
-    def handle_data(self, data: str) -> None:
-        if not self._dropping:
-            self._parts.append(escape(data, quote=False))
-
-    def finish(self) -> str:
-        return "".join(self._parts) + "".join(f"</{tag}>" for tag in reversed(self._open))
-
-
-def _attribute(tag: str, name: str, value: str) -> str:
-    if name not in ATTRIBUTES.get(tag, frozenset()) | EVERYWHERE:
-        return ""
-    if name == "style":
-        value = _style(value)
-    allowed = {"src": IMAGE, "href": ANCHOR}.get(name)
-    if (allowed is not None and not allowed.fullmatch(value)) or (name == "style" and not value):
-        return ""
-    return f' {name}="{escape(value)}"'
-
-
-def _style(text: str) -> str:
-    kept = []
-    for declaration in text.split(";"):
-        name, _, value = (part.strip() for part in declaration.partition(":"))
-        if STYLE_NAMES.fullmatch(name.lower()) and STYLE_VALUE.fullmatch(value):
-            kept.append(f"{name.lower()}:{value}")
-    return ";".join(kept)
+    return nh3.clean(
+        html,
+        tags=TAGS,
+        clean_content_tags=DROPPED,
+        attributes=ATTRIBUTES,
+        attribute_filter=check,
+        link_rel=None,
+        url_schemes={"data"},
+        filter_style_properties=STYLES,
+    )

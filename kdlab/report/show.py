@@ -27,6 +27,6 @@ def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI)
 
     path, image = Path(path), png_bytes(drawing, dpi)
     write_whole(path, image)
-    # The plain text is what a report gives as the picture's alternative text.
-    data = {"image/png": image, "text/plain": path.stem.replace("_", " ")}
-    display(data, raw=True, metadata={FIGURE_KEY: path.name})
+    words = path.stem.replace("_", " ")
+    metadata = {FIGURE_KEY: path.name, "image/png": {"alt": words}}
+    display({"image/png": image, "text/plain": words}, raw=True, metadata=metadata)

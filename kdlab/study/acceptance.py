@@ -7,7 +7,7 @@ from kdlab.checks import check_int
 from kdlab.decode.field import DraftField
 from kdlab.study.bootstrap import ratio
 from kdlab.study.path_rank import candidate_ranks, min_budget
-from kdlab.study.walk import walk_rounds
+from kdlab.study.walk import check_field, walk_rounds
 from kdlab.tree import MAX_BUDGET
 
 
@@ -25,6 +25,7 @@ def acceptance_by_depth(field: DraftField, budget: int) -> pd.DataFrame:
     Raises:
         ArgumentError: `budget` is no integer or negative.
     """
+    check_field(field)
     budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
     accepted = []
     for prompt, needed in zip(field.prompts, min_budget(field, max_budget=budget), strict=True):
@@ -59,7 +60,8 @@ def acceptance_by_rank(field: DraftField, budget: int | None = None, *, max_rank
     Raises:
         ArgumentError: `budget` or `max_rank` is no integer or too small.
     """
-    max_rank = check_int("max_rank", max_rank, minimum=1)
+    check_field(field)
+    max_rank = check_int("max_rank", max_rank, minimum=1, maximum=10_000)
     ranks = np.concatenate([prompt.next_rank[: prompt.num_starts] for prompt in field.prompts])
     reached = np.concatenate(prefix_matched(field, budget))
     rows = []

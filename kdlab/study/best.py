@@ -115,7 +115,8 @@ def best_budget(
     arms = _collect(table, cost, interpolate)
     drawn = arms.rates(resample_counts(arms.num_prompts, num_resamples, seed))
     tree, control = arms.fastest(TREES), arms.fastest(CONTROLS)
-    margins = drawn[:, tree] / drawn[:, arms.of(CONTROLS)].max(axis=1) - 1.0
+    with np.errstate(invalid="ignore"):  # a resample of prompts without a round has no margin
+        margins = drawn[:, tree] / drawn[:, arms.of(CONTROLS)].max(axis=1) - 1.0
     low, high = percentile_interval(margins, arms.num_prompts, level)
     trees = arms.of(TREES)
     return BestBudget(
@@ -183,6 +184,8 @@ def _collect(table: pd.DataFrame, cost: CostTable, interpolate: bool) -> _Arms:
     for name, methods in (("a budget", TREES), ("a control (AR or a chain)", CONTROLS)):
         if not len(result.of(methods)):
             raise ArgumentError("table", f"{name} with a known round time", "none")
+    if not result.rounds.any():
+        raise ArgumentError("table", "at least one round", "prompts without any")
     return result
 
 

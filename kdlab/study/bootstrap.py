@@ -13,7 +13,7 @@ def resample_counts(num_prompts: int, num_resamples: int, seed: int) -> np.ndarr
 
     Args:
         num_prompts: P, at least 1.
-        num_resamples: how many times to draw P prompts.
+        num_resamples: how many times to draw P prompts, up to 1,000,000.
         seed: of numpy's PCG64.
 
     Returns:
@@ -22,7 +22,7 @@ def resample_counts(num_prompts: int, num_resamples: int, seed: int) -> np.ndarr
     Raises:
         ArgumentError: a number is no integer or too small.
     """
-    num_resamples = check_int("num_resamples", num_resamples, minimum=1)
+    num_resamples = check_int("num_resamples", num_resamples, minimum=1, maximum=1_000_000)
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
     return rng.multinomial(num_prompts, np.full(num_prompts, 1.0 / num_prompts), size=num_resamples).astype(np.float64)
 

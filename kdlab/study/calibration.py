@@ -7,6 +7,7 @@ from kdlab.checks import check_int
 from kdlab.decode.field import DraftField
 from kdlab.study.acceptance import prefix_matched
 from kdlab.study.bootstrap import ratio
+from kdlab.study.walk import check_field
 
 
 def calibration(
@@ -21,7 +22,7 @@ def calibration(
 
     Args:
         field: recorded draft field.
-        bins: number of bins of equal width over [0, 1].
+        bins: number of bins of equal width over [0, 1], 1 to 10,000.
         max_rank: keep candidates of rank 0..max_rank-1; None keeps all K.
         given_budget: keep a depth of a position only where the target's tokens of all smaller depths are in the
             best-first tree of this budget, which is where the probability is used; None keeps all positions.
@@ -33,7 +34,8 @@ def calibration(
     Raises:
         ArgumentError: a number is no integer or too small.
     """
-    bins = check_int("bins", bins, minimum=1)
+    check_field(field)
+    bins = check_int("bins", bins, minimum=1, maximum=10_000)
     kept = field.top_k if max_rank is None else check_int("max_rank", max_rank, minimum=1, maximum=field.top_k)
     keep = None if given_budget is None else np.concatenate(prefix_matched(field, given_budget))
     predicted = np.concatenate([prompt.log_probs[: prompt.num_starts, :, :kept] for prompt in field.prompts])
@@ -83,6 +85,7 @@ def missed_mass(field: DraftField) -> pd.DataFrame:
         One row a depth: num_positions (those with a finite draft row), mean, median, p90 and maximum of
         1 - sum of the K probabilities, and next_outside, the share of positions whose next token is not among the K.
     """
+    check_field(field)
     log_probs = np.concatenate([prompt.log_probs[: prompt.num_starts] for prompt in field.prompts])
     mass = 1.0 - np.exp(log_probs, dtype=np.float64).sum(axis=-1)
     found = _chosen(field).max(axis=-1)

@@ -11,7 +11,7 @@ from kdlab.checks import check_float, check_int
 from kdlab.decode.field import DraftField, PromptField
 from kdlab.study.path_rank import candidate_ranks, path_rows, usable_rows
 from kdlab.study.sweeps import check_settings
-from kdlab.study.walk import sweep_row, sweep_table
+from kdlab.study.walk import check_field, sweep_row, sweep_table
 from kdlab.tree import build_beam
 
 # Cuts of the adaptive chain tried when none are named: close where drafters are sure, wide where they are not.
@@ -31,6 +31,7 @@ def sweep_chains(field: DraftField, lengths: Sequence[int] | None = None) -> pd.
     Raises:
         ArgumentError: no length, one twice or one outside 1..L.
     """
+    check_field(field)
     limit = field.depth_limit
     chosen = range(1, limit + 1) if lengths is None else lengths
     checked = check_settings("lengths", chosen, partial(check_int, minimum=1, maximum=limit))
@@ -56,6 +57,7 @@ def sweep_adaptive_chains(field: DraftField, thresholds: Sequence[float] | None 
     Raises:
         ArgumentError: no threshold, one twice or one that is no probability.
     """
+    check_field(field)
     chosen = DEFAULT_THRESHOLDS if thresholds is None else thresholds
     checked = check_settings("thresholds", chosen, partial(check_float, minimum=0.0, maximum=1.0))
     rows = []
@@ -83,6 +85,7 @@ def sweep_beam(field: DraftField, widths: Sequence[int], budget: int | None = No
     Raises:
         ArgumentError: no width, one twice, one below 1 or above that; a budget that is no integer or negative.
     """
+    check_field(field)
     widest = None if field.whole_vocabulary else field.top_k
     checked = check_settings("widths", widths, partial(check_int, minimum=1, maximum=widest))
     if budget is not None:

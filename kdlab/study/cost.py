@@ -48,6 +48,8 @@ class CostTable:
     rows: pd.DataFrame
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rows, pd.DataFrame):
+            raise ArgumentError("cost rows", "a table", type(self.rows).__name__)
         missing = [name for name in COST_COLUMNS if name not in self.rows.columns]
         if missing:
             raise ArgumentError("cost rows", f"columns {', '.join(missing)}", ", ".join(map(str, self.rows.columns)))
@@ -58,8 +60,9 @@ class CostTable:
         if twice.any():
             arm = self.rows.loc[twice, ["method", "setting"]].iloc[0].tolist()
             raise ArgumentError("cost rows", "one row an arm", f"{arm} more than once")
-        if not (self.rows["round_ms"] > 0).all():
-            raise ArgumentError("cost rows", "round_ms above 0", self.rows["round_ms"].min())
+        times = pd.to_numeric(self.rows["round_ms"], errors="coerce")
+        if not ((times > 0) & (times < np.inf)).all():
+            raise ArgumentError("cost rows", "a finite round_ms above 0", self.rows["round_ms"].tolist())
 
     @property
     def streams(self) -> int:

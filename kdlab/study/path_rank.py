@@ -5,6 +5,7 @@ import torch
 
 from kdlab.checks import check_int
 from kdlab.decode.field import DraftField, PromptField
+from kdlab.study.walk import check_field
 from kdlab.tree import MAX_BUDGET, build_best_first
 from kdlab.tree.draft_tree import DraftTree
 
@@ -32,6 +33,7 @@ def min_budget(field: DraftField, *, max_budget: int = 1024) -> list[np.ndarray]
     Raises:
         ArgumentError: `max_budget` is no integer or out of range.
     """
+    check_field(field)
     max_budget = check_int("max_budget", max_budget, minimum=0, maximum=MAX_BUDGET)
     return [_prompt_min_budget(prompt, max_budget, field.vocab_size) for prompt in field.prompts]
 

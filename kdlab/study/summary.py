@@ -1,7 +1,7 @@
 """Summaries over prompts: tokens per round with bootstrap intervals, and the histogram of round lengths."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -48,7 +48,11 @@ def summarize(
         ComparisonError: rows of one group differ in provenance.
     """
     level = check_float("level", level, above=0.0, below=1.0)
-    keys = [by] if isinstance(by, str) else list(by)
+    if not isinstance(table, pd.DataFrame):
+        raise ArgumentError("table", "the table of a sweep", type(table).__name__)
+    keys = [by] if isinstance(by, str) else list(by) if isinstance(by, Iterable) else []
+    if not keys:
+        raise ArgumentError("by", "names of columns", repr(by))
     missing = [name for name in (*keys, "round_lengths") if name not in table.columns]
     if missing:
         raise ArgumentError("table", f"columns {', '.join(missing)}", ", ".join(map(str, table.columns)))

@@ -11,7 +11,7 @@ from kdlab.checks import check_int
 from kdlab.decode.field import DraftField
 from kdlab.errors import ArgumentError
 from kdlab.study.path_rank import min_budget
-from kdlab.study.walk import sweep_row, sweep_table
+from kdlab.study.walk import check_field, sweep_row, sweep_table
 from kdlab.tree import MAX_BUDGET
 
 Number = TypeVar("Number", int, float)
@@ -34,6 +34,7 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
     Raises:
         ArgumentError: no budget, one twice, one that is no integer or out of range, or one above K without `truncated`.
     """
+    check_field(field)
     checked = check_settings("budgets", budgets, partial(check_int, minimum=0, maximum=MAX_BUDGET))
     over = [] if field.whole_vocabulary else [budget for budget in checked if budget > field.top_k]
     if over and not truncated:
@@ -50,6 +51,7 @@ def sweep(field: DraftField, budgets: Sequence[int], truncated: bool = False) ->
 
 def sweep_ar(field: DraftField) -> pd.DataFrame:
     """Rounds of plain one-token decoding, as rows of the same table (method "ar", setting 0, one row a prompt)."""
+    check_field(field)
     arm = {"method": "ar", "setting": 0, "budget": 0, "truncated": False}
     rows = [sweep_row(prompt, np.zeros(len(prompt.output_ids), dtype=np.int64), arm) for prompt in field.prompts]
     return sweep_table(field, rows)

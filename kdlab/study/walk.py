@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kdlab.decode.field import DraftField, PromptField
+from kdlab.errors import ArgumentError
 from kdlab.study.compare import ACCEPTANCE_FIELDS, is_simulated
 
 COLUMNS = (
@@ -27,6 +28,14 @@ COLUMNS = (
     "top_k",
     *ACCEPTANCE_FIELDS,
 )
+
+
+def check_field(field: object) -> None:
+    """Raise ArgumentError unless `field` is a recorded DraftField of at least one prompt."""
+    if not isinstance(field, DraftField):
+        raise ArgumentError("field", "a DraftField, as record returns", type(field).__name__)
+    if not field.prompts:
+        raise ArgumentError("field", "at least one prompt", "none")
 
 
 def walk_rounds(accepted: np.ndarray, num_starts: int) -> np.ndarray:

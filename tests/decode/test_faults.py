@@ -1,5 +1,6 @@
 """What goes wrong in a decode: rows that are not finite, arguments that make no sense, prompts that do not fit."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,7 +118,7 @@ def test_token_id_0_is_a_token():
         (dict(drafter="no-such-directory"), ArgumentError, "drafter"),
         (dict(dtype="float8"), ArgumentError, "dtype"),
         (dict(device="tpu"), ArgumentError, "device"),
-        (dict(device=object()), ArgumentError, "device"),
+        (dict(device=3.5), ArgumentError, "device"),
         (dict(ranks=8), NotSupported, "ranks"),
         (dict(ranks=0), ArgumentError, "ranks"),
         (dict(experts="pp"), ArgumentError, "experts"),
@@ -168,3 +169,34 @@ def test_progress_counts_prompts():
     kdlab.generate(tiny_pair(), golden_prompts(), **options)
     assert seen[-1] == (4, 4)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize("pair", [None, "bundled", 5])
+@pytest.mark.parametrize("call", [kdlab.generate, kdlab.record])
+def test_what_is_no_pair_is_refused(call, pair):
+    with pytest.raises(ArgumentError, match="pair: expected a Pair"):
+        call(pair, PROMPT)
+
+
+@pytest.mark.parametrize("budget", [16_385, 10**9, 2**63])
+def test_a_budget_that_no_memory_holds_is_refused(budget):
+    for method in ("ddtree", "chain", "ar"):
+        with pytest.raises(ArgumentError, match="budget: expected at most 16384"):
+            kdlab.generate(tiny_pair(), PROMPT, method=method, budget=budget)
+
+
+def test_a_beam_as_wide_as_anything_comes_back():
+    run = kdlab.generate(tiny_pair(), PROMPT, method="beam", width=10**9, budget=12, max_new_tokens=4)
+    assert run.round_lengths == kdlab.generate(tiny_pair(), PROMPT, budget=12, max_new_tokens=4).round_lengths
+
+
+@pytest.mark.parametrize("stops", [np.array(5), 5, "5", [1.5], [[5]], [-1], [128], [True]], ids=repr)
+def test_stop_tokens_of_another_form_are_refused(stops):
+    with pytest.raises(ArgumentError, match="stop_token_ids: expected"):
+        kdlab.generate(tiny_pair(), PROMPT, stop_token_ids=stops)
+
+
+@pytest.mark.parametrize("stops", [{104}, (104,), np.array([104]), torch.tensor([104])], ids=repr)
+def test_stop_tokens_may_be_any_collection(stops):
+    listed = kdlab.generate(tiny_pair(), PROMPT, stop_token_ids=[104], max_new_tokens=30)
+    assert kdlab.generate(tiny_pair(), PROMPT, stop_token_ids=stops, max_new_tokens=30).output_ids == listed.output_ids

@@ -17,7 +17,7 @@ import torch
 import kdlab
 from kdlab.decode.field import DraftField, PromptField
 from kdlab.decode.storage import load_field, load_run, save_field, save_run
-from kdlab.errors import SchemaError, TreeError
+from kdlab.errors import ArgumentError, SchemaError, TreeError
 from kdlab.tree import DraftTree, check_tree
 from tests.golden.make_parquet_v1 import PROVENANCE, example_field, example_run
 from tests.pairs import golden_prompts, tiny_pair
@@ -180,12 +180,22 @@ def test_a_recorded_tree_that_is_none_is_refused(tmp_path):
         load_run(tmp_path / "run")
 
 
-def test_a_field_that_contradicts_itself_is_not_written(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("log_probs", lambda array: array[:2]),
+        ("token_ids", lambda array: array + 100),
+        ("next_rank", lambda array: array - 50),
+        ("tail_ids", lambda array: array[1:]),
+        ("output_ids", lambda array: array.astype(np.float32)),
+        ("num_starts", lambda count: count + 9),
+    ],
+)
+def test_a_field_that_contradicts_itself_is_never_made(name, change):
     field = example_field()
-    short = dataclasses.replace(field.prompts[0], log_probs=field.prompts[0].log_probs[:2])
-    with pytest.raises(SchemaError, match="log_probs: expected 3 positions of prompt 'greeting', got 2"):
-        save_field(dataclasses.replace(field, prompts=[short]), tmp_path / "field")
-    assert list(tmp_path.iterdir()) == []
+    wrong = dataclasses.replace(field.prompts[0], **{name: change(getattr(field.prompts[0], name))})
+    with pytest.raises(ArgumentError, match=f"prompt 'greeting': {name}: expected "):
+        dataclasses.replace(field, prompts=[wrong])
 
 
 def test_a_large_field_loads_quickly_and_exactly(tmp_path):

@@ -34,7 +34,7 @@ def prefixed(tensors):
 
 def with_vision_and_mtp(tensors):
     extra = {"vision_tower.blocks.0.weight", "vision_tower.norm", "mm_projector.0.weight"}
-    mtp = {"language_model.model.layers.3.eh_proj.weight", "language_model.model.layers.4.mlp.gate.weight"}
+    mtp = {f"language_model.model.layers.3.{part}.weight" for part in ("eh_proj", "mlp.gate")}
     return prefixed(tensors) | {name: torch.zeros(2) for name in extra | mtp}
 
 

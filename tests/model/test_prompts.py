@@ -135,3 +135,17 @@ def test_the_shipped_set():
     assert not texts & golden
     tokenizer = load_tokenizer(DATA / "tiny-pair" / "target")
     assert max(len(prompt_token_ids(prompt, tokenizer)) for prompt in prompts) < 128
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", '{"id": "a"}'.encode("utf-16"), b"[" * 100_000], ids=len)
+def test_a_file_that_is_no_utf8_json_is_named(content, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"prompts\.jsonl"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("path", [None, 5, "a" * 5000, "a\0b"])
+def test_what_is_no_file_is_refused(path):
+    with pytest.raises(ArgumentError, match="prompts: expected an existing file"):
+        load_prompts(path)
