@@ -8,7 +8,14 @@ PACKAGE = Path(__file__).resolve().parent
 REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
 
-BUNDLED_PAIRS = {"bundled": DATA / "tiny-pair"}
+_MINI, _TINY = DATA / "kimi-k26-mini", DATA / "tiny-pair"
+
+# Target and drafter of each shipped pair, by the name that `load_pair` takes.
+BUNDLED_PAIRS = {
+    "bundled": (_MINI / "target", _MINI / "drafter-b8"),
+    "bundled-b16": (_MINI / "target", _MINI / "drafter-b16"),
+    "tiny": (_TINY / "target", _TINY / "drafter"),
+}
 
 
 def bundled_pair(name: str) -> tuple[Path, Path]:
@@ -20,7 +27,7 @@ def bundled_pair(name: str) -> tuple[Path, Path]:
     if name not in BUNDLED_PAIRS:
         shipped = ", ".join(sorted(BUNDLED_PAIRS))
         raise ArgumentError("target", f"a directory, or a shipped pair ({shipped})", repr(name))
-    root = BUNDLED_PAIRS[name]
-    if not root.is_dir():
-        raise ArgumentError("target", f"{root} (kdlab runs from a clone of its repository)", repr(name))
-    return root / "target", root / "drafter"
+    target, drafter = BUNDLED_PAIRS[name]
+    if not target.is_dir():
+        raise ArgumentError("target", f"{target} (kdlab runs from a clone of its repository)", repr(name))
+    return target, drafter

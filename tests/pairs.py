@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @cache
 def tiny_pair(dtype="float32"):
-    return kdlab.load_pair("bundled", dtype=dtype)
+    return kdlab.load_pair("tiny", dtype=dtype)
 
 
 @cache

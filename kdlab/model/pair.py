@@ -97,7 +97,7 @@ def load_pair(
     """Load a target, its drafter and its tokenizer.
 
     Args:
-        target: a Hugging Face directory, or the name of a shipped pair ("bundled").
+        target: a Hugging Face directory, or a shipped pair: "bundled", "bundled-b16" or "tiny".
         drafter: a DFlash directory; None takes the shipped pair's own, and no drafter for a directory.
         device: "cpu", "cuda" or "cuda:N".
         dtype: "float32", "bfloat16" or "float64".

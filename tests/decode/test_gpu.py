@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 @cache
 def gpu_pair(dtype="float32"):
-    return kdlab.load_pair("bundled", device="cuda", dtype=dtype)
+    return kdlab.load_pair("tiny", device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("budget", [0, 7, 64])

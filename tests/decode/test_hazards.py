@@ -43,7 +43,7 @@ def test_the_draft_context_is_as_long_as_the_committed_text():
 
 def tokens_per_round(layers):
     pair = tiny_pair()
-    drafter = kdlab.load_pair("bundled").drafter
+    drafter = kdlab.load_pair("tiny").drafter
     drafter.config = dataclasses.replace(drafter.config, target_layer_ids=layers)
     run = kdlab.generate(dataclasses.replace(pair, drafter=drafter), golden_prompts(), budget=8, max_new_tokens=48)
     lengths = [length for lengths in run.round_lengths for length in lengths]
