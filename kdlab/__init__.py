@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kdlab import bench, decode, kernels, model, report, study, tree, viz
     from kdlab.decode import generate, load_field, load_run, record, save_field, save_run
+    from kdlab.model.human_eval import load_human_eval
     from kdlab.model.pair import load_pair
     from kdlab.model.prompts import load_prompts
 
@@ -19,6 +20,7 @@ _ROOMS = ("kernels", "model", "tree", "decode", "study", "bench", "viz", "report
 _NAMES = {
     "load_pair": "kdlab.model.pair",
     "load_prompts": "kdlab.model.prompts",
+    "load_human_eval": "kdlab.model.human_eval",
     "generate": "kdlab.decode",
     "record": "kdlab.decode",
     "save_run": "kdlab.decode",
@@ -28,8 +30,8 @@ _NAMES = {
 }
 
 __all__ = [
-    "__version__", "bench", "decode", "generate", "kernels", "load_field", "load_pair", "load_prompts", "load_run",
-    "model", "record", "report", "save_field", "save_run", "study", "tree", "viz",
+    "__version__", "bench", "decode", "generate", "kernels", "load_field", "load_human_eval", "load_pair",
+    "load_prompts", "load_run", "model", "record", "report", "save_field", "save_run", "study", "tree", "viz",
 ]  # fmt: skip
 
 

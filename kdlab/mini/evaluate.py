@@ -5,7 +5,7 @@ One recording a block size and temperature gives the chain and every budget; exp
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +18,9 @@ from kdlab.mini.shape import BLOCK_SIZES
 from kdlab.model.pair import Pair, load_pair
 from kdlab.model.prompts import Prompt, PromptSet, load_prompts
 from kdlab.paths import DATA
-from kdlab.study import summarize, sweep, sweep_chains
+from kdlab.study import repetition, summarize, sweep, sweep_chains
 
 BUDGETS = (8, 16, 32, 64)
-RUN = 8  # tokens; a kind that repeats more than LOOP_SHARE of its runs of eight when decoded greedily is a loop
-LOOP_SHARE = 0.3
-
-
-def repeated_share(outputs: Iterable[Sequence[int]]) -> float:
-    """Return the share of runs of eight tokens that the same output held before; NaN without a run."""
-    repeated = total = 0
-    for ids in outputs:
-        seen: set[tuple[int, ...]] = set()
-        for begin in range(len(ids) - RUN + 1):
-            run = tuple(ids[begin : begin + RUN])
-            repeated += run in seen
-            seen.add(run)
-            total += 1
-    return repeated / total if total else float("nan")
 
 
 def acceptance_rows(field: DraftField) -> pd.DataFrame:
@@ -48,18 +33,6 @@ def acceptance_rows(field: DraftField) -> pd.DataFrame:
         row = {"kind": kind, "chain": longest, "best_chain": of_kind["tokens_per_round"].max()}
         of_trees = trees[trees["kind"] == kind].set_index("setting")["tokens_per_round"]
         rows.append(row | {f"tree_{budget}": of_trees.loc[float(budget)] for budget in BUDGETS})
-    return pd.DataFrame(rows)
-
-
-def text_rows(field: DraftField) -> pd.DataFrame:
-    """Return what the written text is like, by kind: num_tokens, stopped (share of prompts) and repeated."""
-    rows = []
-    for kind in dict.fromkeys(prompt.kind for prompt in field.prompts):
-        prompts = [prompt for prompt in field.prompts if prompt.kind == kind]
-        outputs = [prompt.output_ids.tolist() for prompt in prompts]
-        stopped = np.mean([prompt.num_starts < len(prompt.output_ids) for prompt in prompts])
-        share = repeated_share(outputs)
-        rows.append({"kind": kind, "num_tokens": sum(map(len, outputs)), "stopped": stopped, "repeated": share})
     return pd.DataFrame(rows)
 
 
@@ -101,11 +74,12 @@ def evaluate(model: Path, prompt_folder: Path, *, per_kind: int, max_new_tokens:
             field = record(
                 pair, PromptSet.of("mini", prompts), top_k=64, max_new_tokens=max_new_tokens, temperature=temperature
             )
-            table = acceptance_rows(field).merge(text_rows(field)).merge(losses).merge(experts)
+            table = acceptance_rows(field).merge(repetition(field)).merge(losses).merge(experts)
             tables.append(table.assign(block_size=size, temperature=temperature))
     found = pd.concat(tables, ignore_index=True)
-    greedy = found[found["temperature"] == 0.0].set_index(["block_size", "kind"])["repeated"]
-    loops = [greedy.loc[(row.block_size, row.kind)] > LOOP_SHARE for row in found.itertuples()]
+    # Sampled text is not what loops: the greedy text of a kind says whether it does.
+    greedy = found[found["temperature"] == 0.0].set_index(["block_size", "kind"])["loop"]
+    loops = [bool(greedy.loc[(row.block_size, row.kind)]) for row in found.itertuples()]
     return found.assign(loop=loops).set_index(["block_size", "temperature", "kind"]).reset_index()
 
 

@@ -6,7 +6,9 @@ from kdlab.study.calibration import calibration, missed_mass
 from kdlab.study.compare import check_comparable, check_headline
 from kdlab.study.controls import sweep_adaptive_chains, sweep_beam, sweep_chains
 from kdlab.study.cost import CostTable, speed
+from kdlab.study.gain import gain_by_kind
 from kdlab.study.path_rank import min_budget
+from kdlab.study.repetition import repeated_share, repetition, without_loops
 from kdlab.study.summary import length_histogram, summarize
 from kdlab.study.sweeps import sweep, sweep_ar
 
@@ -19,9 +21,12 @@ __all__ = [
     "calibration",
     "check_comparable",
     "check_headline",
+    "gain_by_kind",
     "length_histogram",
     "min_budget",
     "missed_mass",
+    "repeated_share",
+    "repetition",
     "speed",
     "summarize",
     "sweep",
@@ -29,4 +34,5 @@ __all__ = [
     "sweep_ar",
     "sweep_beam",
     "sweep_chains",
+    "without_loops",
 ]

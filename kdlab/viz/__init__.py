@@ -8,7 +8,7 @@ from kdlab.viz.acceptance import (
     plot_rank_heatmap,
 )
 from kdlab.viz.arms import arm_label
-from kdlab.viz.findings import acceptance_findings, cost_findings, paired_findings, speed_findings
+from kdlab.viz.findings import acceptance_findings, cost_findings, kind_findings, paired_findings, speed_findings
 from kdlab.viz.sweep import (
     best_sentence,
     percent,
@@ -31,6 +31,7 @@ __all__ = [
     "caption",
     "cost_findings",
     "figure_of",
+    "kind_findings",
     "paired_findings",
     "percent",
     "plot_acceptance_by_depth",

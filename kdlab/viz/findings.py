@@ -1,5 +1,7 @@
 """What the numbers of a budget sweep say, in sentences made from the numbers."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -31,6 +33,25 @@ def acceptance_findings(summary: pd.DataFrame, budgets: list[int]) -> str:
         tree = found.iloc[0]
         more = percent(tree["tokens_per_round"] / chain["tokens_per_round"] - 1.0)
         lines.append(f"- A tree of budget {budget}: {_tokens(tree)}, {more} against that chain.")
+    return "\n".join(lines)
+
+
+def kind_findings(gains: pd.DataFrame, texts: pd.DataFrame) -> str:
+    """Say for each kind of text where trees are ahead of the best chain, and by how much, as a Markdown list.
+
+    Args:
+        gains: from `kdlab.study.gain_by_kind`.
+        texts: from `kdlab.study.repetition`, a row a kind of `gains`.
+    """
+    repeated = texts.set_index("kind")
+    lines = []
+    for kind, rows in gains.groupby("kind", sort=False):
+        ordered = rows.sort_values("budget").to_dict("records")
+        chain = f"{ordered[0]['chain_tokens_per_round']:.2f} tokens per round (length {ordered[0]['chain']})"
+        line = f"- **{kind}**: the best chain has {chain}; {_ahead(ordered)}."
+        if repeated.loc[kind, "loop"]:
+            line += f" **A loop**, left out below: it repeats {repeated.loc[kind, 'repeated']:.0%} of its 8-grams."
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -88,6 +109,18 @@ def paired_findings(margins: pd.Series, best: BestBudget, control: tuple[str, fl
         f"prompts; the middle prompt gained {percent(middle)}, the worst {percent(margins.min())}, "
         f"the best {percent(margins.max())}. {verdict}"
     )
+
+
+def _ahead(ordered: list[dict[str, Any]]) -> str:
+    """Where the trees of one kind, by rising budget, pass its best chain, and the gain of the largest."""
+    largest = ordered[-1]
+    gain = percent(largest["gain"])
+    if not np.isnan(largest["gain_low"]):
+        gain += f" ({percent(largest['gain_low'])} to {percent(largest['gain_high'])})"
+    lowest = [row["gain"] if np.isnan(row["gain_low"]) else row["gain_low"] for row in ordered]
+    passed = [row["budget"] for row, low in zip(ordered, lowest, strict=True) if low > 0]
+    where = f"trees are ahead from budget {passed[0]} on" if passed else "no tree is clearly ahead"
+    return f"{where}, {gain} at {largest['budget']}"
 
 
 def _equal_rows(measured: pd.DataFrame) -> list[str]:

@@ -1,6 +1,6 @@
 """The budget sweep: acceptance, cost and their quotient against the rows that a round verifies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,13 +129,14 @@ def plot_budget_sweep(
 
 def plot_by_kind(
     summary: pd.DataFrame, ax: Axes | None = None, *, title: str = "Acceptance by kind of text",
-    provenance: Mapping[str, Any] | None = None,
+    loops: Collection[str] = (), provenance: Mapping[str, Any] | None = None,
 ) -> Axes:  # fmt: skip
     """Draw tokens per round of DDTree (full lines) and chains (dashed) for each kind of text.
 
     Args:
         summary: from `kdlab.study.summarize` by method, setting and kind.
         ax: where to draw; a new figure when None.
+        loops: kinds whose text repeats itself, which the legend says.
         title: of the figure.
         provenance: adds the line that says on what the numbers were made.
     """
@@ -145,7 +146,8 @@ def plot_by_kind(
         for method, style in (("ddtree", "-"), ("chain", "--")):
             rows = group[group["method"] == method].sort_values("rows_per_round")
             prompts = int(group["num_prompts"].iloc[0])
-            label = f"{kind} ({prompts} prompt{'s' if prompts != 1 else ''})" if method == "ddtree" else None
+            named = f"{kind} ({prompts} prompt{'s' if prompts != 1 else ''}{', a loop' if kind in loops else ''})"
+            label = named if method == "ddtree" else None
             every = max(1, len(rows) // 8)
             ax.plot(rows["rows_per_round"], rows["tokens_per_round"], linestyle=style, color=colour, marker=marker,
                     markevery=every, markersize=5.0, linewidth=1.6 if style == "-" else 1.0, label=label)  # fmt: skip

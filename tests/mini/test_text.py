@@ -9,7 +9,6 @@ import torch
 
 from kdlab.mini import math_steps
 from kdlab.mini.archives import clean_code, clean_rst, usable_code
-from kdlab.mini.evaluate import repeated_share
 from kdlab.mini.held_out import far_from, is_held_out, new_openings
 from kdlab.mini.html_prose import page_text
 from kdlab.mini.licences import admitted
@@ -20,6 +19,7 @@ from kdlab.mini.structured_text import structured_document
 from kdlab.mini.target_training import TargetPlan
 from kdlab.mini.token_files import read_tokens, write_tokens
 from kdlab.mini.train import plan_of
+from kdlab.study import repeated_share
 
 
 def test_every_written_sum_is_right() -> None:

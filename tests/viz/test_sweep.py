@@ -12,6 +12,7 @@ from kdlab.viz import (
     acceptance_findings,
     best_sentence,
     cost_findings,
+    kind_findings,
     paired_findings,
     percent,
     plot_budget_sweep,
@@ -84,8 +85,8 @@ def test_three_curves_stand_side_by_side(summary, cost, speed, best):
 
 
 def test_kinds_have_a_line_each(table):
-    ax = plot_by_kind(study.summarize(table, by=("method", "setting", "kind")))
-    assert legend(ax) == ["prose (3 prompts)", "sums (3 prompts)"]
+    ax = plot_by_kind(study.summarize(table, by=("method", "setting", "kind")), loops=["sums"])
+    assert legend(ax) == ["prose (3 prompts)", "sums (3 prompts, a loop)"]
 
 
 def test_the_sentence_says_what_the_interval_allows(best):
@@ -120,6 +121,25 @@ def test_findings_come_from_the_tables(summary, speed, best):
     assert "not known" in words
     assert "Simulated" in words
     assert "interpolated" in words
+
+
+def test_kind_findings_say_where_trees_pass_the_best_chain():
+    def row(kind, budget, gain, low):
+        fixed = {"kind": kind, "num_prompts": 5, "chain": 7, "chain_tokens_per_round": 2.5, "tokens_per_round": 3.0}
+        return fixed | {"budget": budget, "gain": gain, "gain_low": low, "gain_high": gain + 0.1}
+
+    gains = pd.DataFrame([
+        row("code", 64, 0.3, 0.2), row("code", 7, 0.05, -0.01), row("code", 15, 0.12, 0.01), row("math", 64, 0.0, -0.1),
+        row("few", 64, 0.04, np.nan),
+    ])  # fmt: skip
+    texts = pd.DataFrame({"kind": ["code", "math", "few"], "repeated": [0.1, 0.45, 0.0], "loop": [False, True, False]})
+    code, math, few = kind_findings(gains, texts).split("\n")
+    assert "2.50 tokens per round (length 7)" in code
+    assert "ahead from budget 15 on, +30 % (+20 % to +40 %) at 64" in code
+    assert "loop" not in code
+    assert "no tree is clearly ahead" in math
+    assert "**A loop**, left out below: it repeats 45% of its 8-grams" in math
+    assert few.endswith("ahead from budget 64 on, +4.0 % at 64.")
 
 
 def test_live_decodes_may_contradict_the_quotient(best):
