@@ -15,6 +15,7 @@ STATUSES = """exit status:
   130  interrupted
 """
 DEFAULT_BUDGETS = "0,1,3,7,15,31,63"
+_PAIRS = "a shipped pair: bundled (kimi-k26-mini), bundled-b16 or tiny"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,10 +60,10 @@ def _add_doctor(verbs: Any) -> None:
 
 def _add_generate(verbs: Any) -> None:
     examples = """
-        kdlab generate data/prompts/tiny.jsonl --limit 2
-        kdlab generate --prompt "the dog meets the cat at the " --method ar --max-new-tokens 32
-        kdlab generate data/prompts/tiny.jsonl --budget 15 --temperature 0.6 --seed 7 --json
-        kdlab generate data/prompts/tiny.jsonl --method chain --budget 7 -o run.parquet
+        kdlab generate data/prompts/code.jsonl --limit 2
+        kdlab generate --prompt "def read_lines(path):" --target bundled-b16 --max-new-tokens 32
+        kdlab generate data/prompts/prose.jsonl --budget 15 --temperature 0.6 --seed 7 --json
+        kdlab generate data/prompts/math.jsonl --method chain --budget 7 -o run.parquet
     """
     text = "Decode prompts and print the text with its tokens per round."
     parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples)
@@ -75,8 +76,8 @@ def _add_generate(verbs: Any) -> None:
 
 def _add_record(verbs: Any) -> None:
     examples = """
-        kdlab record data/prompts/tiny.jsonl -o field.parquet
-        kdlab record data/prompts/tiny.jsonl -o field.parquet --top-k 128 --max-new-tokens 200
+        kdlab record data/prompts/code.jsonl -o field.parquet
+        kdlab record data/prompts/code.jsonl -o field.parquet --top-k 128 --max-new-tokens 200
     """
     text = "Decode prompts once and keep the draft at every position: the draft field, from which `sweep` works."
     parser = _add_verb(verbs, "record", model_verbs.run_record, text, examples)
@@ -135,7 +136,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="?", metavar="PROMPTS", help="a .jsonl file of prompts")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of the file")
-    parser.add_argument("--target", default="bundled", help="a checkpoint directory, or a shipped pair's name")
+    parser.add_argument("--target", default="bundled", help=f"a checkpoint directory, or {_PAIRS}")
     parser.add_argument("--drafter", metavar="DIR", help="a DFlash checkpoint directory (default: the pair's own)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (default: %(default)s)")

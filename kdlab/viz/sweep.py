@@ -155,7 +155,7 @@ def plot_by_kind(
     ax.set_ylim(bottom=0.0)
     theme.style_axes(ax, title=title, xlabel=ROWS_LABEL, ylabel=TOKENS_LABEL)
     mark_flags(ax, summary)
-    theme.add_legend(ax, loc="lower right", title="full: DDTree, dashed: chain", title_fontsize=theme.TICK_PT)
+    theme.add_legend(ax, loc="upper left", title="full: DDTree, dashed: chain", title_fontsize=theme.TICK_PT)
     theme.add_caption(ax, provenance)
     return ax
 
