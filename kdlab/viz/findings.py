@@ -50,7 +50,7 @@ def kind_findings(gains: pd.DataFrame, texts: pd.DataFrame) -> str:
         chain = f"{ordered[0]['chain_tokens_per_round']:.2f} tokens per round (length {ordered[0]['chain']})"
         line = f"- **{kind}**: the best chain has {chain}; {_ahead(ordered)}."
         if repeated.loc[kind, "loop"]:
-            line += f" **A loop**, left out below: it repeats {repeated.loc[kind, 'repeated']:.0%} of its 8-grams."
+            line += f" **A loop**: it repeats {repeated.loc[kind, 'repeated']:.0%} of its 8-grams."
         lines.append(line)
     return "\n".join(lines)
 

@@ -138,7 +138,7 @@ def test_kind_findings_say_where_trees_pass_the_best_chain():
     assert "ahead from budget 15 on, +30 % (+20 % to +40 %) at 64" in code
     assert "loop" not in code
     assert "no tree is clearly ahead" in math
-    assert "**A loop**, left out below: it repeats 45% of its 8-grams" in math
+    assert "**A loop**: it repeats 45% of its 8-grams" in math
     assert few.endswith("ahead from budget 64 on, +4.0 % at 64.")
 
 
