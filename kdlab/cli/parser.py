@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab import __version__
 from kdlab.cli import doctor, model_verbs, notebook_verbs
+from kdlab.source import VERSION
 
 STATUSES = """exit status:
   0    done
@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"`kdlab VERB --help` shows examples.\n\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kdlab {__version__}")
+    parser.add_argument("--version", action="version", version=f"kdlab {VERSION}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     _add_doctor(verbs)
     _add_generate(verbs)
