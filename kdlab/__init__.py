@@ -7,14 +7,14 @@ costs nothing and touches no device.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kdlab.source import VERSION as __version__
+
 if TYPE_CHECKING:
     from kdlab import bench, decode, kernels, model, report, study, tree, viz
     from kdlab.decode import generate, load_field, load_run, record, save_field, save_run
     from kdlab.model.human_eval import load_human_eval
     from kdlab.model.pair import load_pair
     from kdlab.model.prompts import load_prompts
-
-__version__ = "0.1.0"
 
 _ROOMS = ("kernels", "model", "tree", "decode", "study", "bench", "viz", "report")
 _NAMES = {

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kdlab import __version__
 from kdlab.paths import PACKAGE, REPOSITORY
 
+VERSION = "0.1.0"
 GIT_TIMEOUT_S = 5.0
 
 
@@ -15,7 +15,7 @@ def code_facts() -> dict[str, Any]:
     """Return the version, the source hash and the git commit of the kdlab that runs."""
     commit, dirty = git_state(REPOSITORY)
     return {
-        "kdlab_version": __version__,
+        "kdlab_version": VERSION,
         "git_commit": commit,
         "git_dirty": dirty,
         "source_sha256": source_sha256(),

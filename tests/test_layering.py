@@ -118,7 +118,8 @@ import os, sys
 import kdlab
 heavy = [name for name in {heavy!r} if name in sys.modules]
 assert not heavy, heavy
-assert not any(name.startswith("kdlab.") for name in sys.modules), "a room was loaded"
+loaded = {{name for name in sys.modules if name.startswith("kdlab.")}}
+assert loaded <= {{"kdlab.source", "kdlab.paths", "kdlab.errors"}}, f"a room was loaded: {{loaded}}"
 import kdlab.checks, kdlab.config, kdlab.cli, kdlab.kernels, kdlab.model, kdlab.tree, kdlab.decode, kdlab.study
 import kdlab.report
 heavy = [name for name in ("transformers", "papermill", "matplotlib", "IPython") if name in sys.modules]

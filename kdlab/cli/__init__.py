@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from kdlab.cli.parser import make_parser
+from kdlab.cli.usage import parse_arguments
 from kdlab.errors import (
     ArgumentError,
     CheckpointError,
@@ -15,6 +16,7 @@ from kdlab.errors import (
     NotebookError,
     ParameterError,
     SchemaError,
+    UnsupportedDevice,
 )
 
 DONE, FAILED, BAD_VALUE, UNFINISHED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -25,6 +27,7 @@ _BAD_VALUES = (
     ConfigError,
     ParameterError,
     SchemaError,
+    UnsupportedDevice,
     FileNotFoundError,
     IsADirectoryError,
     NotADirectoryError,
@@ -35,7 +38,7 @@ _BAD_VALUES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` when None) and return its exit status."""
     try:
-        arguments = make_parser().parse_args(argv)
+        arguments = parse_arguments(make_parser(), argv)
         status = int(arguments.verb(arguments))
         sys.stdout.flush()
         return status

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kdlab.cli.output import Progress, print_json, print_table
+from kdlab.cli.output import Progress, print_json, print_table, say
 from kdlab.errors import ArgumentError
 
 
@@ -13,7 +13,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
     """Decode prompts and print text and tokens per round."""
     import kdlab
 
+    _check_width(arguments.method, arguments.width)
     prompts, pair = _prompts(arguments), _pair(arguments)
+    if arguments.method == "chain" and arguments.budget > pair.depth_limit > 0:
+        say(f"chain of {pair.depth_limit}: the drafter has {pair.depth_limit} slots")
     run = kdlab.generate(
         pair,
         prompts,
@@ -65,6 +68,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     import kdlab
 
     field = kdlab.load_field(arguments.field)
+    if max(budgets) > field.top_k and not (field.whole_vocabulary or arguments.truncated):
+        raise ArgumentError("--budgets", f"at most {field.top_k}, the field's top-k, or --truncated", max(budgets))
     table = kdlab.study.sweep(field, budgets, truncated=arguments.truncated)
     if arguments.json:
         print_json({"rows": table.to_dict("records"), "provenance": field.provenance})
@@ -86,6 +91,13 @@ def parse_budgets(text: str) -> list[int]:
     return budgets
 
 
+def _check_width(method: str, width: int | None) -> None:
+    if method == "beam" and width is None:
+        raise ArgumentError("--method beam", "a width; give --width N", "none")
+    if method != "beam" and width is not None:
+        raise ArgumentError("--width", "--method beam", f"--method {method}")
+
+
 def _prompts(arguments: argparse.Namespace) -> Any:
     from kdlab.checks import check_int  # here, because it needs torch, which other verbs do without
     from kdlab.model.prompts import PromptSet, load_prompts
@@ -102,8 +114,15 @@ def _prompts(arguments: argparse.Namespace) -> Any:
 
 
 def _pair(arguments: argparse.Namespace) -> Any:
-    import kdlab
+    import torch
 
+    import kdlab
+    from kdlab.checks import check_int
+
+    if arguments.threads is not None:
+        torch.set_num_threads(check_int("--threads", arguments.threads, minimum=1))
+    elif arguments.device == "cpu":
+        torch.set_num_threads(1)
     return kdlab.load_pair(arguments.target, arguments.drafter, device=arguments.device, dtype=arguments.dtype)
 
 

@@ -4,15 +4,26 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab import __version__
 from kdlab.cli import doctor, model_verbs, notebook_verbs
+from kdlab.source import VERSION
 
 STATUSES = """exit status:
   0    done
   1    the work failed, or its output could not be written
-  2    wrong usage, a bad value, or a file that is missing or is not what it should be
+  2    wrong usage, a bad value, a device that is not there or too small for the models, or a file that is missing or
+       is not what it should be
   3    a notebook did not finish; what ran of it is in its .partial.ipynb
   130  interrupted
+"""
+PROMPT_FILE = """prompt files: one JSON object a line, with "id" and "kind" (any text; "kind" groups prompts in tables), and either
+"text" or "token_ids":
+  {"id": "cats-1", "kind": "prose", "text": "the cat sees the "}
+  {"id": "ids-1", "kind": "sums", "token_ids": [21, 11, 4]}
+"""
+PLACES = """Without -o the run goes to runs/ of the clone that this kdlab is from, whatever the working directory, and what the
+notebook writes itself goes where its parameters `figures` and `results` say. With -o into another folder these two,
+where the notebook has them and -p does not set them, become FOLDER/figures and FOLDER, so that nothing in the clone is
+overwritten. A run that fails leaves an earlier finished one as it is, and what it got to in FILE's .partial.ipynb.
 """
 DEFAULT_BUDGETS = "0,1,3,7,15,31,63"
 _PAIRS = "a shipped pair: bundled (kimi-k26-mini), bundled-b16 or tiny"
@@ -26,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"`kdlab VERB --help` shows examples.\n\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kdlab {__version__}")
+    parser.add_argument("--version", action="version", version=f"kdlab {VERSION}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     _add_doctor(verbs)
     _add_generate(verbs)
@@ -38,17 +49,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_verb(
-    verbs: Any, name: str, verb: Callable[[argparse.Namespace], int], text: str, examples: str
+    verbs: Any, name: str, verb: Callable[[argparse.Namespace], int], text: str, examples: str, notes: str = ""
 ) -> argparse.ArgumentParser:
     lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=text,
         description=text,
-        epilog=f"examples:\n{lines}\n\n{STATUSES}",
+        epilog=f"examples:\n{lines}\n\n{notes}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(verb=verb)
+    parser.set_defaults(verb=verb, verb_parser=parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser
 
@@ -66,11 +77,12 @@ def _add_generate(verbs: Any) -> None:
         kdlab generate data/prompts/math.jsonl --method chain --budget 7 -o run.parquet
     """
     text = "Decode prompts and print the text with its tokens per round."
-    parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples)
+    parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples, PROMPT_FILE)
     _add_model_options(parser)
     parser.add_argument("--method", default="ddtree", help="ar, chain, ddtree or beam (default: %(default)s)")
-    parser.add_argument("--budget", type=int, default=32, help="tree nodes without the root (default: %(default)s)")
-    parser.add_argument("--width", type=int, help="nodes a depth of --method beam")
+    budget = "tree nodes without the root; for chain its length, at most the drafter's slots; for beam the most nodes"
+    parser.add_argument("--budget", type=int, default=32, help=f"{budget} (default: %(default)s)")
+    parser.add_argument("--width", type=int, metavar="N", help="nodes a depth; needed by --method beam, and only there")
     parser.add_argument("-o", "--output", metavar="FILE", help="save every round as Parquet")
 
 
@@ -80,7 +92,7 @@ def _add_record(verbs: Any) -> None:
         kdlab record data/prompts/code.jsonl -o field.parquet --top-k 128 --max-new-tokens 200
     """
     text = "Decode prompts once and keep the draft at every position: the draft field, from which `sweep` works."
-    parser = _add_verb(verbs, "record", model_verbs.run_record, text, examples)
+    parser = _add_verb(verbs, "record", model_verbs.run_record, text, examples, PROMPT_FILE)
     _add_model_options(parser)
     parser.add_argument("--top-k", type=int, default=64, help="draft candidates kept a slot (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the Parquet file to write")
@@ -105,14 +117,14 @@ def _add_run(verbs: Any) -> None:
     examples = """
         kdlab run notebooks/10_budget_sweep.ipynb
         kdlab run notebooks/10_budget_sweep.ipynb --list
-        kdlab run notebooks/10_budget_sweep.ipynb -p full=true -p device=cuda -o runs/full.ipynb
+        kdlab run notebooks/10_budget_sweep.ipynb -p full=true -p device=cuda -o runs/full/10_budget_sweep.ipynb
         kdlab run notebooks/00_start_here.ipynb --cell-timeout 60 --again
     """
     text = "Execute one notebook with parameters. A finished run with the same inputs is not run again."
-    parser = _add_verb(verbs, "run", notebook_verbs.run_run, text, examples)
+    parser = _add_verb(verbs, "run", notebook_verbs.run_run, text, examples, PLACES)
     parser.add_argument("notebook", metavar="NOTEBOOK")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the executed notebook (default: runs/<its name>)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the executed notebook (default: the clone's runs/<its name>)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="limit of the whole run")
     parser.add_argument("--cell-timeout", type=float, metavar="SECONDS", help="limit of each cell")
     parser.add_argument("--again", action="store_true", help="run also when a finished run is there")
@@ -139,9 +151,11 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="bundled", help=f"a checkpoint directory, or {_PAIRS}")
     parser.add_argument("--drafter", metavar="DIR", help="a DFlash checkpoint directory (default: the pair's own)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float64 (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="cap on each output (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--streams", type=int, help="prompts decoded together (default: up to 8)")
+    threads = "CPU threads of torch (default: 1 with --device cpu: the shipped pairs' steps are too small to share)"
+    parser.add_argument("--threads", type=int, metavar="N", help=threads)

@@ -114,7 +114,9 @@ def _parse_line(where: str, line: str) -> Prompt:
     missing = [key for key in ("id", "kind") if key not in value]
     unknown = sorted(set(value) - set(_KEYS))
     if missing or unknown:
-        raise ArgumentError(where, "the keys id, kind, and text or token_ids", f"missing {missing}, unknown {unknown}")
+        found = {"missing": missing, "unknown": unknown}
+        got = ", ".join(f"{word} {keys}" for word, keys in found.items() if keys)
+        raise ArgumentError(where, "the keys id, kind, and text or token_ids", got)
     try:
         return Prompt(value["id"], value["kind"], value.get("text"), value.get("token_ids"))
     except ArgumentError as error:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdlab.report.outcome import RESULT_MIME
-from kdlab.report.params import TAG
+from kdlab.report.params import INJECTED_TAG, TAG
 from kdlab.report.sanitize import sanitize_html
 
-HIDDEN_TAGS = {"no-report", TAG, "injected-parameters"}
+HIDDEN_TAGS = {"no-report", TAG, INJECTED_TAG}
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 # Of an output in several forms the first of these is shown: a figure before its description, a table before its text.
 SHOWN_MIMES = ["image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]

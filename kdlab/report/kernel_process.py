@@ -95,8 +95,21 @@ def _execute(job: dict[str, Any], tell: Any) -> None:
         execution_timeout=job["cell_timeout_s"],
         kernel_manager_class=PrivateKernelManager,
         shutdown_kernel="immediate",
-        on_cell_start=lambda cell, cell_index: cell.cell_type == "code" and tell({"cell": cell_index + 1}),
+        on_cell_start=_CellCounter(tell),
     )
+
+
+class _CellCounter:
+    """Tells the number of each code cell that starts, as the notebook counts: without the cell that papermill adds."""
+
+    def __init__(self, tell: Any) -> None:
+        self._tell, self._added = tell, 0
+
+    def __call__(self, cell: Any, cell_index: int) -> None:
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            self._added += 1
+        elif cell.cell_type == "code":
+            self._tell({"cell": cell_index + 1 - self._added})
 
 
 if __name__ == "__main__":

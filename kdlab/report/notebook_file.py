@@ -12,16 +12,18 @@ def read_notebook(path: Path) -> Any:
     """Read a notebook as nbformat 4, older formats converted.
 
     Raises:
-        ArgumentError: the file is no notebook.
+        ArgumentError: there is no such file, or it is no notebook.
         OSError: it cannot be read.
     """
     import nbformat
 
-    text = path.read_text(encoding="utf-8")
     try:
-        return nbformat.reads(text, as_version=4)
+        return nbformat.reads(_read_bytes(path).decode(), as_version=4)
     except Exception as error:  # nbformat lets KeyError, AttributeError and its own errors out for a broken file
-        raise ArgumentError("notebook", "a Jupyter notebook", f"{path} ({type(error).__name__})") from error
+        if isinstance(error, ArgumentError | OSError):
+            raise
+        got = f"{path}, which is not a notebook ({type(error).__name__})"
+        raise ArgumentError("notebook", "a Jupyter notebook", got) from error
 
 
 def read_notebook_json(path: Path) -> Any:
@@ -30,11 +32,19 @@ def read_notebook_json(path: Path) -> Any:
     A format 4 file is not validated: importing nbformat takes longer than all else that a run with nothing to do does.
 
     Raises:
-        ArgumentError: the file is no notebook.
+        ArgumentError: there is no such file, or it is no notebook.
         OSError: it cannot be read.
     """
+    content = _read_bytes(path)
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = json.loads(content.decode())
         if notebook["nbformat"] == 4 and isinstance(notebook["cells"], list):
             return notebook
     return read_notebook(path)  # converts an older format, or says what is wrong
+
+
+def _read_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "none"
+        raise ArgumentError("notebook", "an existing file", f"{got} at {path} (working directory {Path.cwd()})")
+    return path.read_bytes()

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from kdlab.report import kernel_process
+from kdlab.report.notebook_file import read_notebook_json
+from kdlab.report.params import INJECTED_TAG
 
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 5.0  # the longest silence of a run
 LOG_TAIL = 300  # characters of the child's own output that an error quotes
 
 
@@ -71,7 +73,7 @@ class NotebookJob:
         events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=_read_events, args=(child, events), daemon=True).start()
         started, where, error = time.monotonic(), "starting the kernel", None
-        cells = len(json.loads(self.notebook.read_text(encoding="utf-8"))["cells"]) + bool(self.parameters)
+        cells = _count_cells(self.notebook)
         while True:
             spent = time.monotonic() - started
             left = float("inf") if self.timeout_s is None else self.timeout_s - spent
@@ -88,6 +90,11 @@ class NotebookJob:
                 where = f"running cell {event['cell']} of {cells}"
                 progress(f"{self.notebook.name}: {where}, {spent:.0f} s")
             error = event.get("error", error)
+
+
+def _count_cells(notebook: Path) -> int:
+    cells = read_notebook_json(notebook)["cells"]
+    return sum(INJECTED_TAG not in cell.get("metadata", {}).get("tags", []) for cell in cells)
 
 
 def _read_events(child: subprocess.Popen[str], events: "queue.Queue[dict[str, Any] | None]") -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdlab.errors import ArgumentError
-from kdlab.report.params import plain_value
+from kdlab.report.params import INJECTED_TAG, plain_value
 
 RESULT_MIME = "application/vnd.kdlab.result+json"
 # A notebook file sorts the keys of what it stores, so the order of a table's columns travels beside it.
@@ -66,7 +66,7 @@ def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
     papermill calls a cell "completed" after a time-out and when the kernel died, and a `sys.exit(0)` raises nothing: so
     no error output, every code cell completed and a final result record are all asked for.
     """
-    cells = [cell for cell in notebook["cells"] if not _is_error_mark(cell)]
+    cells = [cell for cell in notebook["cells"] if not _is_added(cell)]
     code = [(i, cell) for i, cell in enumerate(cells, 1) if cell["cell_type"] == "code"]
     record = next(reversed(list(_records(cell for _, cell in code))), None)
     for i, cell in code:
@@ -82,9 +82,10 @@ def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
     return Outcome(None, record)
 
 
-def _is_error_mark(cell: Mapping[str, Any]) -> bool:
-    # papermill puts markdown cells of its own at the top and before a cell that failed.
-    return any(tag.startswith("papermill-error-cell") for tag in cell.get("metadata", {}).get("tags", []))
+def _is_added(cell: Mapping[str, Any]) -> bool:
+    # papermill injects the parameters, and puts markdown cells at the top and before a cell that failed.
+    tags = cell.get("metadata", {}).get("tags", [])
+    return any(tag == INJECTED_TAG or tag.startswith("papermill-error-cell") for tag in tags)
 
 
 def _records(cells: Any) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,8 @@ from typing import Any
 from kdlab.errors import ParameterError
 
 TAG = "parameters"
+INJECTED_TAG = "injected-parameters"
+"""The tag of the cell that papermill adds; no count of cells includes it, so numbers are those of the notebook."""
 _KINDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "text", list: "a list"}
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError, ParameterError
-from kdlab.report.done_marker import is_done, marked_seconds, marker_path, run_fingerprint, write_marker
+from kdlab.report.done_marker import is_done, marked_seconds, run_fingerprint, write_marker
 from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.notebook_job import NotebookJob
 from kdlab.report.outcome import read_outcome
 from kdlab.report.params import TAG, bind_parameters, declared_parameters
+from kdlab.report.placement import folder_parameters, output_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,17 @@ def run_notebook(
 
     The kernel is this interpreter, started in the notebook's folder as JupyterLab does. `output` appears only when
     the run is complete: no error, every code cell completed, a last result record with `final: True`. Until then, and
-    for ever after a failure, `<output stem>.partial.ipynb` beside it holds what there is.
+    for ever after a failure, `<output stem>.partial.ipynb` beside it holds what there is, and an earlier finished
+    `output` stays as it was, with its marker; figures and tables that the notebook writes itself may be replaced.
+
+    Where `output` lies outside the clone's `runs/`, the notebook's other files go with it: of the parameters `figures`
+    and `results` those that it declares and `parameters` does not set become `<folder of output>/figures` and
+    `<folder of output>`. That says where a run writes, not what, so it plays no part in whether a run was done.
 
     Args:
         path: the notebook; it is not changed.
         parameters: values for names of its cell tagged `parameters`.
-        output: the executed notebook, `runs/<name>` in the working directory when None; an old one is deleted at start.
+        output: the executed notebook; None is `runs/<name>` in the clone, from whatever working directory.
         timeout_s: limit of the whole run, in seconds.
         cell_timeout_s: limit of each cell, in seconds.
         skip_done: leave a finished run as it is when notebook, parameters, code and data are what they were.
@@ -60,60 +66,54 @@ def run_notebook(
         OSError: a file cannot be read or written.
     """
     path = Path(path)
-    output = Path("runs") / path.name if output is None else Path(output)
-    if output.suffix != ".ipynb" or output.resolve() == path.resolve():
-        raise ArgumentError("output", "another .ipynb file than the notebook itself", str(output))
+    output = output_path(path, output)
     for name, limit in {"timeout_s": timeout_s, "cell_timeout_s": cell_timeout_s}.items():
         if limit is not None and not limit > 0:
             raise ArgumentError(name, "a number of seconds above 0, or None", limit)
-    values = _bind(path, parameters or {})
+    values, folders = _bind(path, parameters or {}, output)
     fingerprint = run_fingerprint(path, values)
     if skip_done and is_done(output, fingerprint):
         record = read_outcome(read_notebook_json(output)).record
         return NotebookRun(output, record or {}, marked_seconds(output), skipped=True)
-    return _run(path, values, output, fingerprint, timeout_s, cell_timeout_s, progress or (lambda line: None))
+    job = NotebookJob(path, values | folders, output.with_suffix(".partial.ipynb"), cell_timeout_s, timeout_s)
+    return _run(job, output, fingerprint, progress or (lambda line: None))
 
 
-def _bind(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _bind(path: Path, parameters: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], dict[str, str]]:
     declared = declared_parameters(read_notebook_json(path), path.name)
     if declared is None and parameters:
         names = ", ".join(parameters)
         raise ParameterError(f"{path.name} has no cell tagged {TAG!r}, so it takes no parameters (given: {names})")
-    return bind_parameters(declared or {}, parameters)
+    values = bind_parameters(declared or {}, parameters)
+    return values, folder_parameters(declared or {}, values, output)
 
 
-def _run(
-    path: Path,
-    values: dict[str, Any],
-    output: Path,
-    fingerprint: str,
-    timeout_s: float | None,
-    cell_timeout_s: float | None,
-    progress: Callable[[str], None],
-) -> NotebookRun:
-    partial = output.with_suffix(".partial.ipynb")
+def _run(job: NotebookJob, output: Path, fingerprint: str, progress: Callable[[str], None]) -> NotebookRun:
     output.parent.mkdir(parents=True, exist_ok=True)
-    for old in (marker_path(output), output):
-        old.unlink(missing_ok=True)
-    shutil.copyfile(path, partial)
+    shutil.copyfile(job.notebook, job.output)
     started = time.monotonic()
-    job = NotebookJob(path, values, partial, cell_timeout_s, timeout_s)
-    problem = job.run(progress)
-    outcome = read_outcome(_read_partial(path, partial, problem))
-    problem = _worse(problem, outcome.problem)
-    if problem or outcome.record is None:
-        raise NotebookError(f"{path.name} did not finish: {problem}; what ran is in {partial}")
+    record = _execute(job, output, progress)
     seconds = time.monotonic() - started
-    partial.replace(output)
+    # An old marker does not vouch for the new notebook: it holds the hash of the old one.
+    job.output.replace(output)
     write_marker(output, fingerprint, seconds)
-    return NotebookRun(output, outcome.record, seconds, skipped=False)
+    return NotebookRun(output, record, seconds, skipped=False)
 
 
-def _read_partial(path: Path, partial: Path, problem: str | None) -> Any:
+def _execute(job: NotebookJob, output: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run the job and return its final result record; NotebookError says what is left of it and of an earlier run."""
+    problem = job.run(progress)
+    where = f"what ran is in {job.output}"
     try:
-        return read_notebook_json(partial)
-    except ArgumentError as error:  # killed in the middle of writing it
-        raise NotebookError(f"{path.name} did not finish: {problem}; {partial} is cut off") from error
+        outcome = read_outcome(read_notebook_json(job.output))
+    except ArgumentError:  # killed in the middle of writing it
+        where = f"{job.output} is cut off"
+    else:
+        problem = _worse(problem, outcome.problem)
+        if not problem and outcome.record is not None:
+            return outcome.record
+    kept = f"; {output} is still the earlier run, though not what the notebook writes itself" if output.exists() else ""
+    raise NotebookError(f"{job.notebook.name} did not finish: {problem}; {where}{kept}")
 
 
 def _worse(problem: str | None, seen: str | None) -> str | None:

@@ -76,6 +76,12 @@ def test_help_names_every_verb_every_status_and_shows_examples(kdlab):
         assert "examples:" in out
         assert f"kdlab {verb}" in out
         assert "--json" in out
+        assert "exit status" not in out
+        assert ('"token_ids"' in out) == (verb in ("generate", "record"))
+    assert "FOLDER/figures" in kdlab("run", "--help")[1]
+    options = " ".join(kdlab("generate", "--help")[1].split())
+    for words in ("float32, bfloat16 or float64", "for chain its length", "--threads N", "too small to share"):
+        assert words in options
     assert kdlab("--version")[1].startswith("kdlab ")
 
 
@@ -127,13 +133,23 @@ def test_record_then_sweep_equals_generate(kdlab, prompts, tmp_path):
         (["generate", "PROMPTS", "--budget", "-1"], 2, "budget"),
         (["generate", "PROMPTS", "--budget", "x"], 2, "invalid int"),
         (["generate", "PROMPTS", "--target", "absent"], 2, "target"),
-        (["generate", "PROMPTS", "--device", "cuda:99"], 1, "cuda"),
+        (["generate", "PROMPTS", "--device", "cuda:99"], 2, "cuda"),
+        (["generate", "PROMPTS", "--device", "tpu"], 2, "device"),
+        (["generate", "PROMPTS", "--threads", "0"], 2, "--threads"),
+        (["generate", "PROMPTS", "--method", "beam"], 2, "give --width N"),
+        (["generate", "PROMPTS", "--width", "3"], 2, "--width: expected --method beam"),
+        (["generate", "PROMPTS", "--bugdet", "3"], 2, "did you mean --budget?"),
+        (["generate", "PROMPTS", "--bugdet=3"], 2, "usage: kdlab generate"),
+        (["sweep", "PROMPTS", "--qqq"], 2, "unrecognized arguments: --qqq\n"),
+        (["generate", "KEYLESS"], 2, "got missing ['kind']\n"),
         (["generate", "PROMPTS", "--dtype", "int3"], 2, "dtype"),
         (["sweep", "absent.parquet"], 2, "absent.parquet"),
         (["sweep", "PROMPTS"], 2, "two.jsonl"),
         (["sweep", "PROMPTS", "--budgets", "7-3"], 2, "--budgets"),
         (["run", "absent.ipynb"], 2, "absent.ipynb"),
-        (["run", "PROMPTS"], 2, "Jupyter notebook"),
+        (["run", "absent.ipynb"], 2, f"working directory {Path.cwd()}"),
+        (["run", "PROMPTS"], 2, "two.jsonl, which is not a notebook"),
+        (["run", "NOTEBOOK", "-o", "x"], 2, "ends in .ipynb"),
         (["run", "NOTEBOOK", "-p", "bugdet=3"], 2, "known: budget"),
         (["run", "NOTEBOOK", "-p", "budget=3.5"], 2, "an integer"),
         (["run", "NOTEBOOK", "-o", "/proc/no/x.ipynb"], 2, "/proc/no"),
@@ -143,13 +159,34 @@ def test_record_then_sweep_equals_generate(kdlab, prompts, tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_errors_are_one_line_with_the_documented_status(kdlab, prompts, tmp_path, arguments, status, words):
-    names = {"PROMPTS": prompts, "NOTEBOOK": notebook(tmp_path, FINAL)}
+    keyless = tmp_path / "keyless.jsonl"
+    keyless.write_text('{"id": "a", "text": "the dog "}')
+    names = {"PROMPTS": prompts, "NOTEBOOK": notebook(tmp_path, FINAL), "KEYLESS": keyless}
     got, out, error = kdlab(*(names.get(argument, argument) for argument in arguments))
     assert got == status
     assert words in error
     assert out == ""
     if "usage:" not in error:
         assert_one_line(error)
+
+
+def test_sweep_above_the_recorded_candidates_names_the_switch(kdlab, prompts, tmp_path):
+    field = tmp_path / "field.parquet"
+    assert kdlab("record", prompts, "-o", field, "--max-new-tokens", 4, "--top-k", 3)[0] == 0
+    status, _, error = kdlab("sweep", field, "--budgets", "2,7")
+    assert (status, error) == (2, "kdlab: --budgets: expected at most 3, the field's top-k, or --truncated, got 7\n")
+    assert kdlab("sweep", field, "--budgets", "2,7", "--truncated")[0] == 0
+
+
+def test_a_chain_longer_than_the_drafter_and_the_number_of_threads_are_said(kdlab):
+    words = ("generate", "--prompt", "the dog ", "--max-new-tokens", 6, "--json", "--method", "chain")
+    status, out, error = kdlab(*words, "--budget", 9, "--threads", 2)
+    assert status == 0
+    assert "chain of 7: the drafter has 7 slots\n" in error
+    assert json.loads(out)["provenance"]["threads"] == 2
+    status, out, error = kdlab(*words, "--budget", 7)
+    assert "slots" not in error
+    assert json.loads(out)["provenance"]["threads"] == 1
 
 
 def test_outputs_that_cannot_be_written_fail_with_one_line(kdlab, prompts, tmp_path):
@@ -183,6 +220,7 @@ def test_tables_are_aligned_and_found_in_records(capsys):
 @pytest.mark.notebook
 def test_run_and_report(kdlab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kdlab.report.placement.RUNS", tmp_path / "runs")
     monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
     source = notebook(tmp_path, FINAL)
     status, out, _ = kdlab("run", source, "--list", "--json")

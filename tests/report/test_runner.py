@@ -12,8 +12,8 @@ import nbformat
 import pytest
 
 from kdlab.errors import ArgumentError, NotebookError, ParameterError
-from kdlab.report import read_notebook, run_notebook
-from kdlab.report.done_marker import marker_path
+from kdlab.report import notebook_job, read_notebook, run_notebook
+from kdlab.report.done_marker import is_done, marker_path, run_fingerprint
 from tests.report.samples import FINAL, PARAMETERS
 
 ALL = """\
@@ -117,9 +117,6 @@ def test_a_run_that_does_not_finish_fails_with_a_partial_notebook(write_notebook
     cell, message = FAILURES[case]
     child = f"import subprocess\nsubprocess.Popen(['sleep', '7{os.getpid()}'])\n"
     source, output = write_notebook(child + cell, FINAL if case != "no record" else "1"), tmp_path / "runs" / "x.ipynb"
-    output.parent.mkdir()
-    output.write_text("an old result")
-    marker_path(output).write_text("{}")
     started = time.monotonic()
     with pytest.raises(NotebookError, match=message) as error:
         run_notebook(source, {}, output, cell_timeout_s=2 if case == "time-out" else None)
@@ -129,6 +126,60 @@ def test_a_run_that_does_not_finish_fails_with_a_partial_notebook(write_notebook
     assert [path.name for path in output.parent.iterdir()] == [partial.name]
     assert child + cell in [cell.source for cell in read_notebook(partial).cells]
     assert wait_gone(f"7{os.getpid()}") == []
+
+
+@pytest.mark.notebook
+def test_a_failed_run_leaves_the_finished_one_and_its_marker(write_notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
+    source = write_notebook("P:budget = 1", "1 / (budget - 2)", FINAL)
+    output = tmp_path / "runs" / "x.ipynb"
+    run_notebook(source, {"budget": 1}, output)
+    before = {path: path.read_bytes() for path in (output, marker_path(output))}
+    lines = []
+    with pytest.raises(NotebookError, match=r"cell 2: ZeroDivisionError.*x\.ipynb is still the earlier run"):
+        run_notebook(source, {"budget": 2}, output, skip_done=True, progress=lines.append)
+    assert {path: path.read_bytes() for path in before} == before
+    assert (output.parent / "x.partial.ipynb").exists()
+    assert any("running cell 2 of 3" in line for line in lines)  # papermill's own cell is not counted
+    assert not is_done(output, run_fingerprint(source, {"budget": 2}))
+    assert run_notebook(source, {"budget": 1}, output, skip_done=True).skipped
+
+
+def test_what_a_run_elsewhere_writes_goes_with_it(write_notebook, tmp_path, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("kdlab.report.placement.RUNS", tmp_path / "runs")
+    def run(job, progress):
+        jobs.append(job)
+        execute_nothing(job, progress)
+
+    monkeypatch.setattr("kdlab.report.runner.NotebookJob.run", run)
+    monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
+    monkeypatch.chdir(tmp_path)
+    source = write_notebook("P:figures = 'figures'\nresults = 'runs'\nbudget = 1", FINAL)
+    assert run_notebook(source).output == tmp_path / "runs" / "demo.ipynb"
+    run_notebook(source, {"budget": 2}, "else/x.ipynb")
+    run_notebook(source, {"figures": "mine"}, "else/y.ipynb")
+    run_notebook(write_notebook("P:results = None", FINAL, name="other"), {}, "else/z.ipynb")
+    beside = str(tmp_path / "else")
+    assert [job.parameters for job in jobs] == [
+        {},
+        {"budget": 2, "figures": f"{beside}/figures", "results": beside},
+        {"figures": "mine", "results": beside},
+        {},
+    ]
+    assert run_notebook(source, {"budget": 2}, "else/x.ipynb", skip_done=True).skipped
+    (tmp_path / "else" / "config.json").write_text("{}")
+    assert run_notebook(source, {"budget": 2}, "else/x.ipynb", skip_done=True).skipped
+    assert not run_notebook(source, {"budget": 3}, "else/x.ipynb", skip_done=True).skipped
+
+
+@pytest.mark.notebook
+def test_a_long_cell_is_not_silent(write_notebook, tmp_path, monkeypatch):
+    assert notebook_job.HEARTBEAT_S <= 5
+    monkeypatch.setattr(notebook_job, "HEARTBEAT_S", 0.2)
+    lines = []
+    run_notebook(write_notebook("import time\ntime.sleep(1.5)", FINAL), {}, tmp_path / "o.ipynb", progress=lines.append)
+    assert sum("running cell 1 of 2" in line for line in lines) >= 4
 
 
 @pytest.mark.notebook
@@ -173,12 +224,18 @@ def test_wrong_calls_are_refused_before_anything_is_touched(write_notebook, tmp_
         run_notebook(plain, {"budget": 1}, output)
     with pytest.raises(ParameterError, match="unknown parameter 'bugdet'; known: budget"):
         run_notebook(write_notebook("P:budget = 1"), {"bugdet": 2}, output)
-    with pytest.raises(ArgumentError, match=r"another \.ipynb file"):
-        run_notebook(plain, {}, plain)
+    for wrong in (plain, tmp_path / "x", tmp_path / "x.parquet"):
+        with pytest.raises(ArgumentError, match=r"ends in \.ipynb and is not the notebook itself, got .*" + wrong.name):
+            run_notebook(plain, {}, wrong)
     with pytest.raises(ArgumentError, match="timeout_s"):
         run_notebook(plain, {}, output, timeout_s=0)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ArgumentError, match=r"an existing file, got none at .*absent\.ipynb \(working directory /"):
         run_notebook(tmp_path / "absent.ipynb", {}, output)
+    with pytest.raises(ArgumentError, match="a folder at"):
+        run_notebook(tmp_path, {}, output)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1\xff\xfe")
+    with pytest.raises(ArgumentError, match=r"x\.parquet, which is not a notebook"):
+        run_notebook(tmp_path / "x.parquet", {}, output)
     for text in ("", "[]", "{}", json.dumps({"cells": 3, "nbformat": 4, "nbformat_minor": 5})):
         (tmp_path / "broken.ipynb").write_text(text)
         with pytest.raises(ArgumentError, match=r"broken\.ipynb"):
