@@ -45,7 +45,17 @@ class TokenStream:
 
 
 def load_streams(folder: Path, part: str, eos: int, device: torch.device | str) -> dict[str, TokenStream]:
-    """Load one part ("train" or "held-out") of every kind from `folder`."""
+    """Load the text of every kind.
+
+    Args:
+        folder: of `kdlab.mini.token_files`.
+        part: "train" or "held-out".
+        eos: token id behind each document.
+        device: where the tokens go.
+
+    Raises:
+        ArgumentError: a file is missing.
+    """
     with ThreadPoolExecutor(len(KINDS)) as pool:
         found = list(pool.map(read_tokens, [folder / f"{kind}.{part}.u16.xz" for kind in KINDS]))
     return {kind: TokenStream.of(tokens, eos, device) for kind, tokens in zip(KINDS, found, strict=True)}
@@ -60,14 +70,33 @@ def counts_of(size: int, mix: dict[str, float]) -> dict[str, int]:
 
 
 def draw_batch(streams: dict[str, TokenStream], counts: dict[str, int], length: int, seed: int, step: int) -> Tensor:
-    """Return the windows [S, length] i64 of one step, kind after kind."""
+    """Draw the windows of one step; they depend on seed and step alone.
+
+    Args:
+        streams: text by kind.
+        counts: windows of each kind, S in all.
+        length: tokens of a window.
+        seed, step: of the draw.
+
+    Returns:
+        [S, length] i64, kind after kind.
+    """
     device = next(iter(streams.values())).tokens.device
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
     return torch.cat([streams[kind].draw(count, length, generator) for kind, count in counts.items()])
 
 
 def fixed_windows(stream: TokenStream, count: int, length: int) -> Tensor:
-    """Return up to `count` windows spread evenly over a stream, to measure a loss on."""
+    """Return windows spread evenly over a stream, to measure a loss on.
+
+    Args:
+        stream: the text.
+        count: windows; fewer where the text is shorter.
+        length: tokens of a window.
+
+    Returns:
+        [up to count, length] i64.
+    """
     count = max(1, min(count, len(stream.tokens) // length))
     begin = torch.linspace(0, max(0, len(stream.tokens) - length), count).long()
     return stream.windows(begin.to(stream.tokens.device), length)

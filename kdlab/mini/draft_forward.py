@@ -15,7 +15,16 @@ from kdlab.model.drafter_layers import DraftAttention
 
 
 def position_tables(drafter: Drafter, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [length + b, d/2] f32 at every position that a block in `length` tokens can reach."""
+    """Make the rope tables of every position that a block in `length` tokens can reach.
+
+    Args:
+        drafter: of block size b and head dimension d.
+        length: tokens of a sequence.
+        device: where the tables go.
+
+    Returns:
+        cos and sin, [length + b, d / 2] f32 each.
+    """
     return rope_tables(torch.arange(length + drafter.config.block_size), drafter.rope, device)
 
 

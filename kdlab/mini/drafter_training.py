@@ -62,7 +62,18 @@ def new_drafter(drafter: Drafter, seed: int) -> Drafter:
 def write_text(
     target: Target, streams: dict[str, TokenStream], plan: DrafterPlan, *, end: int, progress: Progress
 ) -> Written:
-    """Let the target write `plan.batches` times `plan.streams` streams that begin like training documents."""
+    """Let the target write `plan.batches` times `plan.streams` streams that begin like training documents.
+
+    Args:
+        target: with dense experts whose values are those of the stored INT4.
+        streams: training text by kind, for the openings.
+        plan: how much, and from openings of which lengths.
+        end: token id behind which a stream goes on with another opening.
+        progress: called with a line after each batch.
+
+    Returns:
+        All streams; half of them greedy, a fifth drawn at temperature 0.6, the others at 1.
+    """
     device = next(iter(streams.values())).tokens.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     writer = Writer(target, quantized=False, dtype=dtype)
@@ -99,7 +110,19 @@ def _temperatures(count: int, device: torch.device, generator: torch.Generator) 
 def draft_logits(
     drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, start: Tensor, tables: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the logits [S, A, b - 1, V] of all mask slots; `start` [S, A] are the anchors' positions in `tokens`."""
+    """Draft A blocks of each sequence.
+
+    Args:
+        drafter: in float32.
+        target: owner of embedding and head.
+        taps: [S, T, taps * D] float, the target's hidden states.
+        tokens: [S, T] int.
+        start: [S, A] i64, the anchors' positions in `tokens`.
+        tables: of `position_tables`.
+
+    Returns:
+        [S, A, b - 1, V] logits of all mask slots.
+    """
     width = drafter.config.block_size
     ids = torch.full((*start.shape, width), drafter.config.mask_token_id, device=start.device)
     ids[..., 0] = tokens.gather(1, start)
@@ -108,7 +131,16 @@ def draft_logits(
 
 
 def following(values: Tensor, start: Tensor, count: int) -> Tensor:
-    """Return values [S, T] at the `count` positions behind each anchor, [S, A, count]."""
+    """Gather what stands behind each anchor.
+
+    Args:
+        values: [S, T], any dtype.
+        start: [S, A] i64, the anchors' positions.
+        count: positions behind each.
+
+    Returns:
+        [S, A, count], the dtype of `values`.
+    """
     index = start[..., None] + 1 + torch.arange(count, device=start.device)
     return values.gather(1, index.flatten(1)).view(*start.shape, count)
 
@@ -117,7 +149,17 @@ def draft_loss(
     drafter: Drafter, target: Target, taps: Tensor, tokens: Tensor, own: Tensor, start: Tensor,
     tables: tuple[Tensor, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Return the weighted loss of the slots whose tokens, and all before them in the block, the target wrote."""
+    """Return the mean loss of the slots whose tokens, and all before them in the block, the target wrote.
+
+    Slots weigh exp(-slot / g), as published for DFlash: what fails early costs the whole rest of the block.
+
+    Args:
+        drafter, target, taps, tokens, start, tables: as for `draft_logits`.
+        own: [S, T] bool, the target wrote this token.
+
+    Returns:
+        [] f32, nats.
+    """
     count = drafter.config.block_size - 1
     logits = draft_logits(drafter, target, taps, tokens, start, tables)
     wanted = following(tokens, start, count)
@@ -186,9 +228,16 @@ class DrafterTrainer:
 
 
 def anchors(own: Tensor, count: int, depth: int, generator: torch.Generator) -> Tensor:
-    """Draw `count` positions a sequence, as far as there are, whose next token the target wrote: [S, count] i64.
+    """Draw positions whose next token the target wrote.
 
-    `depth` positions behind an anchor must lie inside the sequence. own is [S, T] bool.
+    Args:
+        own: [S, T] bool, the target wrote this token.
+        count: positions a sequence.
+        depth: positions behind an anchor that must lie inside the sequence.
+        generator: of the draw, on the device of `own`.
+
+    Returns:
+        [S, count] i64, distinct in a sequence.
     """
     usable = own[:, 1 : own.shape[1] - depth + 1].float()
     # A sequence without any is left with weightless anchors rather than with an error of multinomial.

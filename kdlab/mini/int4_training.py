@@ -25,14 +25,28 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantize(weight: Tensor) -> Tensor:
-    """Return what `weight` [..., n] reads as after storing, in float32; the gradient is that of the identity."""
+    """Round a weight to what its stored INT4 reads as; the gradient is that of the identity.
+
+    Args:
+        weight: [..., n] f32, n a multiple of 32.
+
+    Returns:
+        [..., n] f32.
+    """
     values, scale = quantize(weight.detach())
     stored = values * scale.float().repeat_interleave(INT4_GROUP, dim=-1)
     return weight + (stored - weight).detach()
 
 
 def packed(weight: Tensor) -> dict[str, Tensor]:
-    """Return the three tensors that `pack-quantized` stores for one matrix [out, in]."""
+    """Pack one matrix as `pack-quantized` stores it.
+
+    Args:
+        weight: [out, in] float, `in` a multiple of 32.
+
+    Returns:
+        weight_packed [out, in / 8] i32, weight_scale [out, in / 32] bf16 and weight_shape [2] i32.
+    """
     values, scale = quantize(weight)
     shape = torch.tensor(list(weight.shape), dtype=torch.int32)
     return {"weight_packed": pack_int4(values.int()), "weight_scale": scale, "weight_shape": shape}

@@ -89,7 +89,18 @@ def _given(weights: dict[str, Tensor | None]) -> Weights:
 def block(
     x: Tensor, w: Weights, config: TargetConfig, cos: Tensor, sin: Tensor, quantized: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Map the residual stream x [S, T, D] through one layer; a MoE layer also gives its load [E]."""
+    """Run one layer.
+
+    Args:
+        x: [S, T, D] float, the residual stream.
+        w: of `layer_weights`.
+        config: of the target.
+        cos, sin: [T, R / 2] f32.
+        quantized: read the experts as INT4 would hold them; gradients pass straight through.
+
+    Returns:
+        [S, T, D], and the load [E] f32 of a layer with experts: rows that chose each.
+    """
     x = x + _attention(rms_norm(x, w["input_norm"], config.rms_norm_eps), w, config, cos, sin)
     h = rms_norm(x, w["post_norm"], config.rms_norm_eps)
     out = swiglu(h, w["gate_up"], w["down"])
@@ -109,7 +120,17 @@ def swiglu(h: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 
 def route(h: Tensor, gate: Tensor, bias: Tensor, config: TargetConfig) -> Tensor:
-    """Return each row's weight of each expert, zero where not chosen, [..., E] f32; in float32 like `Router`."""
+    """Weigh the experts of each row, in float32 like `Router`.
+
+    Args:
+        h: [..., D] float.
+        gate: [E, D] float.
+        bias: [E] f32, takes part in the choice alone.
+        config: of the target.
+
+    Returns:
+        [..., E] f32, zero where an expert was not chosen.
+    """
     with torch.autocast(h.device.type, enabled=False):
         scores = F.linear(h.float(), gate.float()).sigmoid()
         chosen = (scores + bias).topk(config.num_experts_per_tok, dim=-1).indices
@@ -120,10 +141,16 @@ def route(h: Tensor, gate: Tensor, bias: Tensor, config: TargetConfig) -> Tensor
 
 
 def all_experts(h: Tensor, combine: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Run rows h [..., D] through all E experts and add them by `combine` [..., E].
+    """Run rows through all E experts and add up what they give, each by its weight.
 
     Args:
-        gate_up: [E, 2 I, D] float, gate rows first. down: [E, D, I] float.
+        h: [..., D] float.
+        combine: [..., E] f32, weights of `route`.
+        gate_up: [E, 2 I, D] float, gate rows first.
+        down: [E, D, I] float.
+
+    Returns:
+        [..., D].
     """
     gate, up = F.linear(h, gate_up.flatten(0, 1)).unflatten(-1, gate_up.shape[:2]).chunk(2, dim=-1)
     inner = F.silu(gate) * up * combine[..., None].to(gate.dtype)

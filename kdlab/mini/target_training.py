@@ -45,7 +45,16 @@ class TargetPlan:
 
 
 def new_target(config: TargetConfig, seed: int, device: torch.device | str) -> Target:
-    """Return a target with random weights in float32; the projections back into the residual stream start smaller."""
+    """Make a target with random weights, the projections back into the residual stream smaller than the others.
+
+    Args:
+        config: the shape.
+        seed: of the weights.
+        device: where they are made.
+
+    Returns:
+        The target in float32; every parameter but the routers' biases takes a gradient.
+    """
     target = Target(config, dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(seed)
     shrink = (2 * config.num_hidden_layers) ** -0.5
@@ -70,7 +79,16 @@ def forward_of(target: Target, *, quantized: bool, compiled: bool) -> TargetForw
 
 
 def token_losses(target: Target, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Return the loss of every next token, [S, T - 1] f32 nats, from hidden [S, T, D] and tokens [S, T]."""
+    """Compute the loss of every next token.
+
+    Args:
+        target: owner of the head.
+        hidden: [S, T, D] float, after the final norm.
+        tokens: [S, T] i64.
+
+    Returns:
+        [S, T - 1] f32, nats.
+    """
     logits = target.head(hidden[:, :-1]).float()
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
 
@@ -169,6 +187,11 @@ def balance(target: Target, loads: list[Tensor], rate: float) -> None:
     """Move the correction biases: up for experts with less than the mean load, down for the others.
 
     The loss-free balancing of DeepSeek-V3 (section 2.1.2): the bias takes part in the choice alone.
+
+    Args:
+        target: whose biases are moved, in place.
+        loads: [E] f32 of every expert layer, rows that chose each expert.
+        rate: size of the move.
     """
     layers = [cast(DecoderLayer, layer).mlp for layer in target.layers]
     routers = [mlp.router for mlp in layers if isinstance(mlp, MixtureOfExperts)]
@@ -180,7 +203,15 @@ def balance(target: Target, loads: list[Tensor], rate: float) -> None:
 def measure(
     target: Target, streams: dict[str, TokenStream], *, length: int, count: int, quantized: bool
 ) -> dict[str, float]:
-    """Return the mean loss by kind, in nats a token, over up to `count` fixed windows of each stream."""
+    """Measure the mean loss of each kind, in nats a token.
+
+    Args:
+        target: in float32.
+        streams: text by kind.
+        length: tokens of a window.
+        count: windows a kind, spread evenly over its text; fewer where it is shorter.
+        quantized: read the experts as INT4 would hold them.
+    """
     forward = forward_of(target, quantized=quantized, compiled=False)
     device = next(iter(streams.values())).tokens.device
     found = {}

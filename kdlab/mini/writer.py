@@ -32,7 +32,14 @@ class Written(NamedTuple):
 
 
 def draw_openings(stream: TokenStream, count: int, shortest: int, longest: int, generator: torch.Generator) -> Openings:
-    """Return `count` openings of `shortest` to `longest` tokens; one never holds the end of its document."""
+    """Draw beginnings of documents; one never holds the end of its document.
+
+    Args:
+        stream: the documents.
+        count: openings P.
+        shortest, longest: tokens of an opening; half of its document where that is shorter.
+        generator: of the draw, on the stream's device.
+    """
     device = stream.tokens.device
     document = torch.randint(len(stream.starts), (count,), generator=generator, device=device)
     ends = torch.cat([stream.starts[1:], torch.tensor([len(stream.tokens)], device=device)]) - 1
