@@ -21,7 +21,8 @@ from kdlab.report import record_tables
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = """\
 import kdlab.report
-kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}]})"""
+kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}],
+    "conclusion": ["a tree of 64 is best", "AR is not"]})"""
 VERBS = ("doctor", "generate", "record", "sweep", "run", "report")
 
 
@@ -213,6 +214,8 @@ def test_budgets_are_numbers_and_ranges():
 def test_tables_are_aligned_and_found_in_records(capsys):
     print_table([{"name": "a", "n": 1.0, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
     assert capsys.readouterr().out.splitlines() == ["name    n      x", "a       1  0.500", "bcd   100      -"]
+    print_table([{"x": 0.0, "y": 1234.5678, "z": 2e6 / 3}, {"x": 2e-5, "y": 1.5, "z": 2e7 / 3}])
+    assert capsys.readouterr().out.splitlines()[1:] == ["0.000  1234.568  666666.667", "2e-05     1.500   6.667e+06"]
     record = {"sweep": [{"a": 1}], "deeper": {"t": [{"b": 2}]}, "plain": [1], "none": []}
     assert dict(record_tables(record)) == {"sweep": [{"a": 1}]}
 
@@ -237,7 +240,9 @@ def test_run_and_report(kdlab, tmp_path, monkeypatch):
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--figures", "figures")
     assert status == 0
     assert "sweep:\nrows  budget    tau\n  65      64  2.500\n" in out
-    assert out.splitlines()[-1] == f"report: {tmp_path / 'reports' / 'kdlab.html'}"
+    lines = out.splitlines()
+    assert lines.index("a tree of 64 is best") == lines.index("AR is not") - 1 > lines.index("sweep:")
+    assert lines[-1] == f"report: {tmp_path / 'reports' / 'kdlab.html'}"
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--json")
     assert json.loads(out)["report"] == "reports/kdlab.html"
 
