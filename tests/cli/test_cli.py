@@ -93,7 +93,10 @@ def test_doctor_gives_a_verdict(kdlab):
     assert facts["verdict"].startswith("ready")
     assert facts["data"] == "every file of data/README.md is whole"
     assert {"python", "torch", "cuda", "gpu", "driver", "git_commit", "memory_bytes", "optional"} <= set(facts)
+    assert all(use.keys() == {"version", "for"} for use in facts["optional"].values())
     status, out, _ = kdlab("doctor")
+    assert "nh3 0." in out
+    assert ": `kdlab report`\n" in out
     assert "verdict" in out
 
 
@@ -181,6 +184,7 @@ def test_sweep_above_the_recorded_candidates_names_the_switch(kdlab, prompts, tm
 
 def test_a_chain_longer_than_the_drafter_and_the_number_of_threads_are_said(kdlab):
     words = ("generate", "--prompt", "the dog ", "--max-new-tokens", 6, "--json", "--method", "chain")
+    words += ("--target", ROOT / "data/tiny-pair/target", "--drafter", ROOT / "data/tiny-pair/drafter")
     status, out, error = kdlab(*words, "--budget", 9, "--threads", 2)
     assert status == 0
     assert "chain of 7: the drafter has 7 slots\n" in error
