@@ -27,7 +27,8 @@ READY := $(VENV)/made-from-$(shell (cat $(LOCK) pyproject.toml; echo "$(CURDIR)$
 endif
 
 KDLAB = $(PY) -m kdlab.cli
-PARAMETERS := $(if $(filter-out cpu,$(DEVICE)),-p device=$(DEVICE)) $(if $(filter-out 0,$(FULL)),-p full=true)
+OFF := 0 no No NO off Off OFF false False FALSE
+PARAMETERS := $(if $(filter-out cpu,$(DEVICE)),-p device=$(DEVICE)) $(if $(filter-out $(OFF),$(FULL)),-p full=true)
 
 help:
 	@echo "make lab       set up, run the main notebooks on the bundled pair, print the sweep and the report's path"
@@ -43,7 +44,7 @@ lab: $(READY)
 	@$(KDLAB) report $(RUNS) -o $(REPORT) --title "kdlab: draft trees on the bundled pair" --figures figures
 
 test: $(READY)
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile
+	@$(PY) -m pytest -rs -n $(JOBS) --dist loadfile
 
 check: $(READY)
 	@$(PY) -m ruff check .

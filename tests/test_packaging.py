@@ -15,14 +15,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import kdlab
-from kdlab.cli.doctor import check_data
+from kdlab.cli.doctor import OPTIONAL, check_data
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKED_EXTRAS = ("lab", "report", "test", "dev")
 CONDA_EXTRAS = ("gpu", "lab", "report", "test")
 # The few packages whose conda-forge names differ from PyPI's.
-CONDA_NAMES = {"torch": "pytorch-gpu", "matplotlib": "matplotlib-base", "nvidia-cuda-nvrtc": "cuda-nvrtc"}
+CONDA_NAMES = {"torch": "pytorch-gpu", "matplotlib": "matplotlib-base"}
 
 
 def requirements(*extras):
@@ -94,6 +94,18 @@ def test_environment_yml_is_in_step():
     assert set(f">={PROJECT['requires-python'].removeprefix('>=')}".split(",")) <= set(found["python"].split(","))
 
 
+def test_every_extra_is_used():
+    """An extra serves code or tests that are there: each of its packages is imported or run somewhere."""
+    optional = {name for extra in PROJECT["optional-dependencies"] for name in requirements(extra)}
+    optional -= requirements().keys() | {"packaging", "pyyaml"}  # this file imports them
+    modules = {"nvidia-ml-py": "pynvml", "pytest-xdist": "-n $(JOBS)"}
+    paths = [*ROOT.glob("kdlab/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
+    paths.remove(Path(__file__))
+    text = "\n".join(path.read_text() for path in paths)
+    assert [name for name in sorted(optional) if modules.get(name, name.replace("-", "_")) not in text] == []
+    assert set(OPTIONAL) <= optional
+
+
 def test_the_package_says_one_version():
     assert PROJECT["version"] == kdlab.__version__
     assert f"## {kdlab.__version__}" in (ROOT / "CHANGELOG.md").read_text()
@@ -141,6 +153,22 @@ def test_missing_packages_are_named():
     lacking = subprocess.run([sys.executable, "-S", script, "report"], capture_output=True, text=True)
     assert lacking.returncode == 1
     assert "lacks packages that kdlab needs: torch>=2.11, numpy>=2" in lacking.stderr
+
+
+@pytest.mark.parametrize("off", ["", "0", "no", "No", "false", "FALSE", "off"])
+def test_make_full_can_be_switched_off_in_words(off):
+    def lab(full):
+        words = ["make", "-n", "lab", f"PYTHON={sys.executable}", f"FULL={full}"]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "full=true" not in lab(off)
+    assert "-p full=true" in lab("1")
+    assert "-p full=true" in lab("yes")
+
+
+def test_make_test_says_what_it_skips():
+    words = ["make", "-n", "test", f"PYTHON={sys.executable}"]
+    assert "-m pytest -rs " in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_make_explains_itself_and_refuses_cuda_without_an_interpreter(tmp_path):

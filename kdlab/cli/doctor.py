@@ -14,15 +14,12 @@ from kdlab.cli.output import print_json
 
 MINIMUM_PYTHON = (3, 11)
 OPTIONAL = {
-    "cuda-core": "compiles the CUDA kernels",
-    "nvidia-ml-py": "reads GPU clocks and the driver",
-    "sgl-flash-mla": "the peer of verify_attention",
-    "jupyterlab": "opens the notebooks",
-    "nbconvert": "writes the report",
-    "nh3": "keeps the report harmless",
-    "transformers": "the tests' reference model",
-    "distributed": "runs grids over several machines",
+    "nvidia-ml-py": "driver, clocks and temperature of a GPU in the provenance",
+    "jupyterlab": "opening the notebooks",
+    "nbconvert": "`kdlab report`",
+    "nh3": "`kdlab report`",
 }
+"""Packages that kdlab works without, and what each is for."""
 _ROW = re.compile(r"\| `(?P<name>[^`]+)` \|.*\| `(?P<sha256>[0-9a-f]{64})` \|")
 
 
@@ -52,7 +49,7 @@ def inspect_machine() -> dict[str, Any]:
         **{name: machine[name] for name in names},
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "optional": {name: installed_version(name) for name in OPTIONAL},
+        "optional": {name: {"version": installed_version(name), "for": use} for name, use in OPTIONAL.items()},
         "data": problems or f"every file of {DATA.name}/README.md is whole",
     }
     return facts | {"verdict": _verdict(problems, machine)}
@@ -96,7 +93,7 @@ def _verdict(problems: list[str], machine: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {'-' if version is None else version}" for name, version in value.items())
+        return f"\n{'':<18} ".join(f"{name} {_text(use['version'])}: {use['for']}" for name, use in value.items())
     if isinstance(value, list):
         return "; ".join(value)
     return "-" if value is None else str(value)

@@ -40,8 +40,8 @@ def run_run(arguments: argparse.Namespace) -> int:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the report of executed notebooks, and print the tables of their result records."""
-    from kdlab.report import build_report, export_figures, read_notebook_json, read_outcome, record_tables
+    """Write the report of executed notebooks, and print the tables and conclusions of their result records."""
+    from kdlab.report import build_report, conclusions, export_figures, read_notebook_json, read_outcome, record_tables
 
     html = build_report(arguments.notebooks, arguments.output, title=arguments.title)
     figures = export_figures(arguments.notebooks, arguments.figures) if arguments.figures else []
@@ -54,6 +54,9 @@ def run_report(arguments: argparse.Namespace) -> int:
             print(f"{name}:")
             print_table(rows)
             print()
+    for record in records:
+        for sentence in conclusions(record):
+            print(sentence)
     if figures:
         print(f"figures: {len(figures)} in {arguments.figures}")
     print(f"report: {html.resolve()}")

@@ -54,7 +54,8 @@ def _cell(value: Any, whole: bool) -> str:
     if whole and not isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) >= 1000 or abs(value) < 0.001 else f"{value:.3f}"
+        # Three decimals, as the notebooks' own tables have them.
+        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1e6 else f"{value:.4g}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 

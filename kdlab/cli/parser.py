@@ -15,15 +15,16 @@ STATUSES = """exit status:
   3    a notebook did not finish; what ran of it is in its .partial.ipynb
   130  interrupted
 """
-PROMPT_FILE = """prompt files: one JSON object a line, with "id" and "kind" (any text; "kind" groups prompts in tables), and either
-"text" or "token_ids":
+PROMPT_FILE = """prompt files: one JSON object a line, with "id" and "kind" (any text; "kind" groups prompts in
+tables), and either "text" or "token_ids":
   {"id": "cats-1", "kind": "prose", "text": "the cat sees the "}
   {"id": "ids-1", "kind": "sums", "token_ids": [21, 11, 4]}
 """
-PLACES = """Without -o the run goes to runs/ of the clone that this kdlab is from, whatever the working directory, and what the
-notebook writes itself goes where its parameters `figures` and `results` say. With -o into another folder these two,
-where the notebook has them and -p does not set them, become FOLDER/figures and FOLDER, so that nothing in the clone is
-overwritten. A run that fails leaves an earlier finished one as it is, and what it got to in FILE's .partial.ipynb.
+PLACES = """Without -o the run goes to runs/ of the clone that this kdlab is from, whatever the working directory,
+and what the notebook writes itself goes where its parameters `figures` and `results` say. With -o into another folder
+these two, where the notebook has them and -p does not set them, become FOLDER/figures and FOLDER, so that nothing in
+the clone is overwritten. A run that fails leaves an earlier finished one as it is, and what it got to in
+FILE's .partial.ipynb.
 """
 DEFAULT_BUDGETS = "0,1,3,7,15,31,63"
 _PAIRS = "a shipped pair: bundled (kimi-k26-mini), bundled-b16 or tiny"
@@ -124,7 +125,8 @@ def _add_run(verbs: Any) -> None:
     parser = _add_verb(verbs, "run", notebook_verbs.run_run, text, examples, PLACES)
     parser.add_argument("notebook", metavar="NOTEBOOK")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the executed notebook (default: the clone's runs/<its name>)")
+    output = "the executed notebook (default: the clone's runs/<its name>)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="limit of the whole run")
     parser.add_argument("--cell-timeout", type=float, metavar="SECONDS", help="limit of each cell")
     parser.add_argument("--again", action="store_true", help="run also when a finished run is there")
@@ -136,7 +138,7 @@ def _add_report(verbs: Any) -> None:
         kdlab report runs/00_start_here.ipynb runs/10_budget_sweep.ipynb
         kdlab report runs/10_budget_sweep.ipynb -o sweep.html --title "Budget sweep" --figures figures
     """
-    text = "Write one self-contained HTML file from executed notebooks, and print their tables."
+    text = "Write one self-contained HTML file from executed notebooks, and print their tables and conclusions."
     parser = _add_verb(verbs, "report", notebook_verbs.run_report, text, examples)
     parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="executed notebooks, in the report's order")
     parser.add_argument("-o", "--output", metavar="FILE", default="reports/kdlab.html", help="(default: %(default)s)")

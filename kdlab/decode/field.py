@@ -38,6 +38,10 @@ class PromptField:
     next_log_prob: np.ndarray
     next_rank: np.ndarray
 
+    def __repr__(self) -> str:
+        shape = f"num_positions={len(self.output_ids)}, num_starts={self.num_starts}"
+        return f"PromptField(prompt={self.prompt}, prompt_id={self.prompt_id!r}, kind={self.kind!r}, {shape})"
+
     @property
     def all_ids(self) -> np.ndarray:
         """[T + L + 1] int32: the output and its tail."""
@@ -91,6 +95,10 @@ class DraftField:
             raise ArgumentError("provenance", "a mapping", repr(self.provenance))
         for prompt in self.prompts:
             _check_prompt(prompt, self.depth_limit, self.top_k, self.vocab_size)
+
+    def __repr__(self) -> str:
+        counts = f"num_prompts={len(self.prompts)}, num_positions={sum(len(p.output_ids) for p in self.prompts)}"
+        return f"DraftField({counts}, depth_limit={self.depth_limit}, top_k={self.top_k}, vocab_size={self.vocab_size})"
 
     @property
     def whole_vocabulary(self) -> bool:

@@ -36,6 +36,10 @@ class RoundRecord:
     expert_ids: np.ndarray | None = None
     nonfinite_draft_rows: int = 0
 
+    def __repr__(self) -> str:
+        where = f"prompt={self.prompt}, round={self.round}, anchor_position={self.anchor_position}"
+        return f"RoundRecord({where}, num_nodes={len(self.target_tokens)}, num_tokens={self.num_tokens})"
+
     @property
     def num_tokens(self) -> int:
         """Tokens of this round: accepted draft tokens plus the bonus."""
@@ -68,6 +72,13 @@ class Run:
     rounds: list[list[RoundRecord]]
     finish: list[str]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        lengths = [length for lengths in self.round_lengths for length in lengths]
+        rate = f"{np.mean(lengths):.3f}" if lengths else "nan"
+        setting = f"method={self.provenance.get('method')!r}, budget={self.provenance.get('budget')}"
+        counts = f"num_prompts={len(self.prompts)}, num_tokens={sum(map(len, self.output_ids))}"
+        return f"Run({setting}, {counts}, num_rounds={len(lengths)}, tokens_per_round={rate})"
 
     @property
     def round_lengths(self) -> list[list[int]]:

@@ -7,6 +7,7 @@ from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, record_tabl
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
 from kdlab.report.runner import NotebookRun, run_notebook
 from kdlab.report.show import show_figure
+from kdlab.report.summary import conclusions
 
 __all__ = [
     "RESULT_MIME",
@@ -15,6 +16,7 @@ __all__ = [
     "Parameter",
     "bind_parameters",
     "build_report",
+    "conclusions",
     "declared_parameters",
     "export_figures",
     "read_notebook",

@@ -8,17 +8,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from kdlab.errors import ArgumentError, NotebookError
+from kdlab.errors import ArgumentError, KdlabError, NotebookError
 from kdlab.report.cells import render_notebook
 from kdlab.report.done_marker import write_whole
 from kdlab.report.notebook_file import read_notebook
 from kdlab.report.outcome import read_outcome
 from kdlab.report.provenance_table import render_provenance
+from kdlab.report.summary import render_summary
 from kdlab.source import source_sha256
 
 TITLE = "kdlab report"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 STYLE_FILE = Path(__file__).with_name("report.css")
+RENDERERS = ("nbconvert", "nh3")
 DIGEST_NAME = "kdlab-inputs"
 _DIGEST = re.compile(rf'<meta name="{DIGEST_NAME}" content="([0-9a-f]+)">')
 
@@ -28,8 +30,9 @@ def build_report(
 ) -> Path:
     """Write text and outputs of executed notebooks as one HTML file that needs nothing else.
 
-    The file holds no code cells, no scripts and no address outside itself; figures are embedded. Equal notebooks give
-    equal bytes, and a report that is there already with the same inputs is left as it is.
+    Title and the conclusions of the result records come first. The file holds no code cells, no scripts and no address
+    outside itself; figures are embedded. Equal notebooks give equal bytes, and a report that is there already with the
+    same inputs is left as it is.
 
     Args:
         notebooks: finished runs, in the report's order.
@@ -42,6 +45,7 @@ def build_report(
     Raises:
         ArgumentError: no notebooks were given, or one of them is no notebook.
         NotebookError: one of them is no finished run.
+        KdlabError: the packages of the extra `report` are not installed.
         OSError: a file cannot be read or written.
     """
     if not notebooks:
@@ -54,11 +58,18 @@ def build_report(
 
 
 def _inputs_digest(paths: list[Path], title: str) -> str:
-    renderers = [importlib.metadata.version(name) for name in ("nbconvert", "nh3")]
-    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8"), *renderers]
+    parts = [title, source_sha256(), STYLE_FILE.read_text(encoding="utf-8"), *map(_renderer_version, RENDERERS)]
     for path in paths:
         parts += [path.stem, hashlib.sha256(path.read_bytes()).hexdigest()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _renderer_version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        need = f"a report needs kdlab's extra `report` ({', '.join(RENDERERS)}), and {name} is not installed"
+        raise KdlabError(f"{need}: pip install {' '.join(RENDERERS)}") from error
 
 
 def _digest_of(html: Path) -> str | None:
@@ -70,16 +81,21 @@ def _digest_of(html: Path) -> str | None:
 
 
 def _page(paths: list[Path], title: str, digest: str) -> str:
-    sections, records = [], []
+    sections, records = [], []  # records: (name, anchor, record)
     for number, path in enumerate(paths, 1):
         notebook = read_notebook(path)
         record = _finished_record(notebook, path)
-        records.append((path.stem, record))
         part = f"part-{number}"
+        records.append((path.stem, part, record))
         sections.append(f'<section id="{part}">\n{render_notebook(notebook, f"{part}-")}\n</section>')
-    links = [(f"part-{number}", path.stem) for number, path in enumerate(paths, 1)] + [("provenance", "provenance")]
+    links = [(anchor, name) for name, anchor, _ in records] + [("provenance", "provenance")]
     contents = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links)
-    body = "\n".join([f"<nav>{contents}</nav>", *sections, render_provenance(records)])
+    provenance = render_provenance([(name, record) for name, _, record in records])
+    head = f"<header><h1>{escape(title)}</h1></header>\n<nav>{contents}</nav>"
+    return _document(title, digest, "\n".join([head, render_summary(records), *sections, provenance]))
+
+
+def _document(title: str, digest: str, body: str) -> str:
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -6,6 +6,7 @@ from typing import Any
 
 from kdlab.errors import ArgumentError
 from kdlab.report.params import INJECTED_TAG, plain_value
+from kdlab.report.summary import conclusions
 
 RESULT_MIME = "application/vnd.kdlab.result+json"
 # A notebook file sorts the keys of what it stores, so the order of a table's columns travels beside it.
@@ -16,11 +17,12 @@ def show_result(record: dict[str, Any]) -> None:
     """Display `record` as the result of the notebook that runs; the last one a notebook shows must hold `final: True`.
 
     Args:
-        record: JSON-able, keys are text. Lists of dictionaries are tables, which `kdlab report` prints; `provenance`
-            and plain values go into the report's provenance section.
+        record: JSON-able, keys are text. Lists of dictionaries are tables, which `kdlab report` prints; `conclusion`,
+            a sentence or a list of them, comes first in the report and last in what is printed; `provenance` and plain
+            values go into the report's provenance section.
 
     Raises:
-        ArgumentError: `record` is no dictionary.
+        ArgumentError: `record` is no dictionary, or its conclusion is no text.
         ParameterError: a value in it has no JSON form.
     """
     if not isinstance(record, dict):
@@ -28,6 +30,7 @@ def show_result(record: dict[str, Any]) -> None:
     from IPython.display import display
 
     plain = _plain("record", record)
+    conclusions(plain)  # refuses what no report could show
     columns = {name: list(rows[0]) for name, rows in record_tables(plain)}
     data = {RESULT_MIME: plain | {_COLUMNS_KEY: columns}, "text/plain": f"result record: {', '.join(plain)}"}
     display(data, raw=True)

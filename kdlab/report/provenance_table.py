@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from kdlab.report.summary import CONCLUSION
+
 
 def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Return the provenance section.
 
     Args:
         records: (notebook name, result record); what a record holds under `provenance` is shown, and its other
-            plain values; tables are in the text above already.
+            plain values; tables and conclusions are above already.
 
     Returns:
         A `<section>` with one table.
@@ -29,7 +31,9 @@ def render_provenance(records: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in record.items() if not isinstance(value, Mapping | list)}
+    plain = {
+        name: value for name, value in record.items() if name != CONCLUSION and not isinstance(value, Mapping | list)
+    }
     provenance = record.get("provenance")
     return plain | (dict(provenance) if isinstance(provenance, Mapping) else {})
 

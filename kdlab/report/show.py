@@ -16,6 +16,8 @@ DPI = 110.0
 def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI) -> None:
     """Write the whole figure of `drawing` to `path` as PNG and display that PNG in the notebook that runs.
 
+    Its text form, and the alternative text of the picture, is the figure's title, or the file's name where it has none.
+
     Args:
         drawing: axes or a figure; it need not belong to pyplot.
         path: the file; its folder is made when missing.
@@ -23,10 +25,16 @@ def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI)
     """
     from IPython.display import display
 
-    from kdlab.viz import png_bytes
+    from kdlab.viz import figure_of, png_bytes
 
     path, image = Path(path), png_bytes(drawing, dpi)
     write_whole(path, image)
-    words = path.stem.replace("_", " ")
+    words = _title(figure_of(drawing)) or path.stem.replace("_", " ")
     metadata = {FIGURE_KEY: path.name, "image/png": {"alt": words}}
     display({"image/png": image, "text/plain": words}, raw=True, metadata=metadata)
+
+
+def _title(figure: "Figure") -> str:
+    titles = [figure.get_suptitle()]
+    titles += [ax.get_title(loc=side) for ax in figure.axes for side in ("left", "center", "right")]
+    return next((" ".join(title.split()) for title in titles if title.strip()), "")

@@ -21,7 +21,8 @@ from kdlab.report import record_tables
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = """\
 import kdlab.report
-kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}]})"""
+kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}],
+    "conclusion": ["a tree of 64 is best", "AR is not"]})"""
 VERBS = ("doctor", "generate", "record", "sweep", "run", "report")
 
 
@@ -92,7 +93,10 @@ def test_doctor_gives_a_verdict(kdlab):
     assert facts["verdict"].startswith("ready")
     assert facts["data"] == "every file of data/README.md is whole"
     assert {"python", "torch", "cuda", "gpu", "driver", "git_commit", "memory_bytes", "optional"} <= set(facts)
+    assert all(use.keys() == {"version", "for"} for use in facts["optional"].values())
     status, out, _ = kdlab("doctor")
+    assert "nh3 0." in out
+    assert ": `kdlab report`\n" in out
     assert "verdict" in out
 
 
@@ -180,6 +184,7 @@ def test_sweep_above_the_recorded_candidates_names_the_switch(kdlab, prompts, tm
 
 def test_a_chain_longer_than_the_drafter_and_the_number_of_threads_are_said(kdlab):
     words = ("generate", "--prompt", "the dog ", "--max-new-tokens", 6, "--json", "--method", "chain")
+    words += ("--target", ROOT / "data/tiny-pair/target", "--drafter", ROOT / "data/tiny-pair/drafter")
     status, out, error = kdlab(*words, "--budget", 9, "--threads", 2)
     assert status == 0
     assert "chain of 7: the drafter has 7 slots\n" in error
@@ -213,6 +218,8 @@ def test_budgets_are_numbers_and_ranges():
 def test_tables_are_aligned_and_found_in_records(capsys):
     print_table([{"name": "a", "n": 1.0, "x": 0.5}, {"name": "bcd", "n": 100, "x": float("nan")}])
     assert capsys.readouterr().out.splitlines() == ["name    n      x", "a       1  0.500", "bcd   100      -"]
+    print_table([{"x": 0.0, "y": 1234.5678, "z": 2e6 / 3}, {"x": 2e-5, "y": 1.5, "z": 2e7 / 3}])
+    assert capsys.readouterr().out.splitlines()[1:] == ["0.000  1234.568  666666.667", "2e-05     1.500   6.667e+06"]
     record = {"sweep": [{"a": 1}], "deeper": {"t": [{"b": 2}]}, "plain": [1], "none": []}
     assert dict(record_tables(record)) == {"sweep": [{"a": 1}]}
 
@@ -237,7 +244,9 @@ def test_run_and_report(kdlab, tmp_path, monkeypatch):
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--figures", "figures")
     assert status == 0
     assert "sweep:\nrows  budget    tau\n  65      64  2.500\n" in out
-    assert out.splitlines()[-1] == f"report: {tmp_path / 'reports' / 'kdlab.html'}"
+    lines = out.splitlines()
+    assert lines.index("a tree of 64 is best") == lines.index("AR is not") - 1 > lines.index("sweep:")
+    assert lines[-1] == f"report: {tmp_path / 'reports' / 'kdlab.html'}"
     status, out, _ = kdlab("report", "runs/nb.ipynb", "--json")
     assert json.loads(out)["report"] == "reports/kdlab.html"
 
