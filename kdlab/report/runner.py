@@ -112,7 +112,7 @@ def _execute(job: NotebookJob, output: Path, progress: Callable[[str], None]) ->
         problem = _worse(problem, outcome.problem)
         if not problem and outcome.record is not None:
             return outcome.record
-    kept = f"; {output} is still the earlier run, though not what the notebook writes itself" if output.exists() else ""
+    kept = f"; {output} is still the earlier run (its figures and tables may be replaced)" if output.exists() else ""
     raise NotebookError(f"{job.notebook.name} did not finish: {problem}; {where}{kept}")
 
 

@@ -31,7 +31,8 @@ class BestBudget:
         held_out_margin: the margin where budget and control of each prompt are chosen on the other prompts.
         selected_share: share of resamples in which the same budget is the fastest.
         num_prompts, level: prompts resampled, share inside the interval.
-        interpolated, simulated: whether a time was interpolated, or a half is no measurement.
+        budget_interpolated: whether the budget's own round time was interpolated.
+        interpolated, simulated: whether a time of budget or control was interpolated, or a half is no measurement.
     """
 
     budget: int
@@ -48,6 +49,7 @@ class BestBudget:
     selected_share: float
     num_prompts: int
     level: float
+    budget_interpolated: bool
     interpolated: bool
     simulated: bool
 
@@ -127,6 +129,7 @@ def best_budget(
         selected_share=float((trees[drawn[:, trees].argmax(axis=1)] == tree).mean()),
         num_prompts=arms.num_prompts,
         level=level,
+        budget_interpolated=bool(arms.table["source"].iloc[tree] == "interpolated"),
         interpolated=bool((arms.table["source"].iloc[[tree, control]] == "interpolated").any()),
         simulated=bool(table["simulated"].any() or cost.simulated or mixed),
     )

@@ -8,30 +8,34 @@ from kdlab.viz.acceptance import (
     plot_rank_heatmap,
 )
 from kdlab.viz.arms import arm_label
-from kdlab.viz.findings import acceptance_findings, cost_findings, kind_findings, paired_findings, speed_findings
-from kdlab.viz.sweep import (
-    best_sentence,
-    percent,
-    plot_budget_sweep,
-    plot_by_kind,
-    plot_cost,
-    plot_speed,
-    plot_tokens_per_round,
+from kdlab.viz.findings import (
+    acceptance_findings,
+    cost_findings,
+    depth_findings,
+    paired_findings,
+    speed_findings,
 )
+from kdlab.viz.kinds import kind_findings, plot_by_kind
+from kdlab.viz.sweep import plot_budget_sweep, plot_cost, plot_speed, plot_tokens_per_round
 from kdlab.viz.text import text_html, token_origins
 from kdlab.viz.theme import caption, figure_of, png_bytes
 from kdlab.viz.trees import plot_draft_tree, plot_rounds, round_title
+from kdlab.viz.verdict import LiveMargin, live_margin, verdict
 from kdlab.viz.widgets import RoundViewer
+from kdlab.viz.wording import best_sentence, percent
 
 __all__ = [
+    "LiveMargin",
     "RoundViewer",
     "acceptance_findings",
     "arm_label",
     "best_sentence",
     "caption",
     "cost_findings",
+    "depth_findings",
     "figure_of",
     "kind_findings",
+    "live_margin",
     "paired_findings",
     "percent",
     "plot_acceptance_by_depth",
@@ -51,4 +55,5 @@ __all__ = [
     "speed_findings",
     "text_html",
     "token_origins",
+    "verdict",
 ]

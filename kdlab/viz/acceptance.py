@@ -34,15 +34,15 @@ def plot_acceptance_by_depth(
     ax = theme.new_axes(ax)
     depth = table["depth"].to_numpy()
     ax.bar(depth, table["cumulative"], width=0.62, color=theme.mix((0.34, 0.71, 0.91), 0.55), edgecolor=theme.BLUE,
-           linewidth=0.8, label="of all rounds: accepted this deep")  # fmt: skip
+           linewidth=0.8, label="of all rounds: accepted to this depth or deeper")  # fmt: skip
     ax.plot(depth, table["conditional"], marker="o", color=theme.VERMILLION, linewidth=1.6,
-            label="of rounds that got here: accepted")  # fmt: skip
+            label="of rounds accepted up to the depth before: accepted here")  # fmt: skip
     _share_axis(ax)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     rounds = int(table["num_rounds"].iloc[0]) if len(table) else 0
     theme.style_axes(ax, title=title, xlabel="depth in the tree (1 = first drafted token)",
                      ylabel=f"share of {rounds:,} rounds", grid="y")  # fmt: skip
-    _legend_above(ax)
+    _legend_above(ax, ncols=1)
     theme.add_caption(ax, provenance)
     return ax
 
@@ -119,7 +119,8 @@ def plot_calibration(
     """Draw `kdlab.study.calibration`: predicted probability against how often the target chose the token.
 
     Args:
-        table: one row a (depth, bin); empty bins are left out, the size of a mark grows with its number of entries.
+        table: one row a (depth, bin); empty bins are left out, the size of a mark grows with its number of entries, and
+            bars are 95 % Wilson intervals of its share, entries taken as independent.
         ax: where to draw; a new figure when None.
         depths: depths to show; None takes up to seven, spread over all.
         title: of the figure.
@@ -128,22 +129,18 @@ def plot_calibration(
     every = sorted(table["depth"].unique())
     spread = np.unique(np.linspace(0, len(every) - 1, min(len(every), _MOST_SERIES)).round().astype(int))
     shown = [every[index] for index in spread] if depths is None else list(depths)
-    ax = theme.new_axes(ax, (7.2, 4.8))
+    ax = theme.new_axes(ax, (6.6, 6.8))
     ax.plot([0, 1], [0, 1], color=theme.GREY, linewidth=1.0, linestyle="--", label="calibrated")
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, len(shown)))
     for number, depth in enumerate(shown):
         group = table[(table["depth"] == depth) & (table["num_entries"] > 0)]
-        error = float(group["calibration_error"].iloc[0]) if len(group) else float("nan")
-        ax.plot(group["mean_predicted"], group["observed"], color=shades[number], linewidth=1.2)
-        ax.scatter(group["mean_predicted"], group["observed"], s=12.0 + 10.0 * np.log10(group["num_entries"]),
-                   color=[shades[number]], marker=theme.MARKERS[number % len(theme.MARKERS)],
-                   label=f"depth {depth}, error {error:.3f}")  # fmt: skip
+        _draw_reliability(ax, group, shades[number], theme.MARKERS[number % len(theme.MARKERS)], f"depth {depth}")
     ax.set_xlim(-0.02, 1.02)
     ax.set_ylim(-0.02, 1.02)
     ax.set_aspect("equal")
     theme.style_axes(ax, title=title, xlabel="draft probability of a candidate (mean of its bin)",
                      ylabel="share that was the target's token")  # fmt: skip
-    theme.add_legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
+    _legend_above(ax, heading="bars: 95 % intervals; the smaller a mark, the fewer candidates in its bin")
     theme.add_caption(ax, provenance)
     return ax
 
@@ -177,15 +174,37 @@ def plot_missed_mass(
     return ax
 
 
+def _draw_reliability(ax: Axes, group: pd.DataFrame, colour: Any, marker: str, name: str) -> None:
+    """One depth: marks with Wilson intervals, joined by a thin line."""
+    columns = ("mean_predicted", "observed", "num_entries")
+    x, share, entries = (group[column].to_numpy(dtype=float) for column in columns)
+    error = float(group["calibration_error"].iloc[0]) if len(group) else float("nan")
+    low, high = _wilson(share, entries)
+    ax.plot(x, share, color=colour, linewidth=0.8, alpha=0.6)
+    ax.vlines(x, low, high, color=[colour], linewidth=1.4, alpha=0.8)
+    sizes = 6.0 + 90.0 * np.sqrt(entries / max(entries.max(initial=1.0), 1.0))
+    ax.scatter(x, share, s=sizes, color=[colour], marker=marker, edgecolor="white", linewidth=0.5, zorder=4,
+               label=f"{name}, error {error:.3f}")  # fmt: skip
+
+
+def _wilson(share: np.ndarray, num_entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % score interval of a binomial share (Wilson 1927)."""
+    z2 = 1.96**2 / num_entries
+    middle = (share + z2 / 2.0) / (1.0 + z2)
+    half = np.sqrt(z2 * (share * (1.0 - share) + z2 / 4.0)) / (1.0 + z2)
+    return middle - half, middle + half
+
+
 def _share_axis(ax: Axes) -> None:
     ax.set_ylim(0.0, 1.04)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _legend_above(ax: Axes, ncols: int = 2) -> None:
+def _legend_above(ax: Axes, ncols: int = 2, heading: str | None = None) -> None:
     """Put the legend between title and data, where it hides neither."""
-    num_lines = -(-len(ax.get_legend_handles_labels()[1]) // ncols)
-    theme.add_legend(ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=ncols, frameon=False, borderaxespad=0.1)
+    num_lines = -(-len(ax.get_legend_handles_labels()[1]) // ncols) + (heading is not None)
+    theme.add_legend(ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=ncols, frameon=False, borderaxespad=0.1,
+                     title=heading, title_fontsize=theme.TICK_PT, alignment="left")  # fmt: skip
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=theme.TITLE_PT, pad=8.0 + 14.0 * num_lines,
                  color=theme.BLACK, parse_math=False)  # fmt: skip
 

@@ -17,12 +17,19 @@ class ArmStyle:
     colour: str
     marker: str
     line: str
+    meaning: str = ""
+
+    @property
+    def legend(self) -> str:
+        """The name, and what it means where the name does not say it."""
+        return f"{self.name}: {self.meaning}" if self.meaning else self.name
 
 
 STYLES = {
     "ddtree": ArmStyle("DDTree", theme.BLUE, "o", "-"),
     "chain": ArmStyle("chain", theme.VERMILLION, "s", "-"),
-    "adaptive_chain": ArmStyle("adaptive chain", theme.ORANGE, "D", "--"),
+    "adaptive_chain": ArmStyle("adaptive chain", theme.ORANGE, "D", "-",
+                               "chain cut where\nthe draft is unsure (p < t)"),
     "beam": ArmStyle("beam", theme.PURPLE, "^", "-."),
     "ar": ArmStyle("AR", theme.BLACK, "X", "none"),
 }
@@ -30,7 +37,7 @@ STYLES = {
 
 _HOLLOW = (
     ("truncated", True, "hollow: budget above the recorded top K"),
-    ("cost_source", "interpolated", "hollow: round time interpolated"),
+    ("cost_source", "interpolated", "dashed: round time interpolated"),
 )
 
 
@@ -50,7 +57,7 @@ def arm_label(method: str, setting: float) -> str:
     name = arm_style(method).name
     if method == "ar":
         return name
-    meaning = {"ddtree": "budget", "chain": "length", "adaptive_chain": "cut", "beam": "width"}[method]
+    meaning = {"ddtree": "budget", "chain": "length", "adaptive_chain": "cut at p <", "beam": "width"}[method]
     return f"{name}, {meaning} {setting:g}"
 
 
@@ -58,7 +65,8 @@ def mark_flags(ax: Axes, table: pd.DataFrame) -> None:
     """Say on the chart that its points are simulated, and in the legend (drawn after this) what hollow points are."""
     for column, value, label in _HOLLOW:
         if column in table and (table[column] == value).any():
-            ax.plot([], [], linestyle="none", marker="o", markerfacecolor="white", color=theme.GREY, label=label)
+            line = "--" if column == "cost_source" else "none"
+            ax.plot([], [], linestyle=line, marker="o", markerfacecolor="white", color=theme.GREY, label=label)
     if "simulated" in table and table["simulated"].any():
         ax.text(0.5, 0.5, "SIMULATED\nno measurement", transform=ax.transAxes, ha="center", va="center", zorder=9,
                 fontsize=2 * theme.TITLE_PT, color=theme.VERMILLION, alpha=0.45, weight="bold",

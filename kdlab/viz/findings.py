@@ -1,14 +1,13 @@
 """What the numbers of a budget sweep say, in sentences made from the numbers."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from kdlab.errors import ArgumentError
 from kdlab.study import BestBudget
+from kdlab.study.bootstrap import MIN_PROMPTS
 from kdlab.viz.arms import arm_label
-from kdlab.viz.sweep import best_sentence, percent
+from kdlab.viz.wording import best_sentence, percent, prompts_text
 
 
 def acceptance_findings(summary: pd.DataFrame, budgets: list[int]) -> str:
@@ -36,25 +35,6 @@ def acceptance_findings(summary: pd.DataFrame, budgets: list[int]) -> str:
     return "\n".join(lines)
 
 
-def kind_findings(gains: pd.DataFrame, texts: pd.DataFrame) -> str:
-    """Say for each kind of text where trees are ahead of the best chain, and by how much, as a Markdown list.
-
-    Args:
-        gains: from `kdlab.study.gain_by_kind`.
-        texts: from `kdlab.study.repetition`, a row a kind of `gains`.
-    """
-    repeated = texts.set_index("kind")
-    lines = []
-    for kind, rows in gains.groupby("kind", sort=False):
-        ordered = rows.sort_values("budget").to_dict("records")
-        chain = f"{ordered[0]['chain_tokens_per_round']:.2f} tokens per round (length {ordered[0]['chain']})"
-        line = f"- **{kind}**: the best chain has {chain}; {_ahead(ordered)}."
-        if repeated.loc[kind, "loop"]:
-            line += f" **A loop**: it repeats {repeated.loc[kind, 'repeated']:.0%} of its 8-grams."
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def cost_findings(speed: pd.DataFrame) -> str:
     """Say what the timed rounds cost against a round of AR, as a Markdown list.
 
@@ -72,55 +52,67 @@ def cost_findings(speed: pd.DataFrame) -> str:
     return "\n".join([*lines, *_equal_rows(measured)])
 
 
+def depth_findings(table: pd.DataFrame) -> str:
+    """Say between which shares the acceptance given all smaller depths lies, and whether it falls, in a sentence.
+
+    Args:
+        table: from `kdlab.study.acceptance_by_depth`.
+    """
+    reached = table[table["conditional"].notna()]
+    if reached.empty:
+        return "No round drafted anything."
+    shares = reached.set_index("depth")["conditional"]
+    lowest, highest = int(shares.idxmin()), int(shares.idxmax())
+    steps = np.diff(shares.to_numpy())
+    course = "It falls with every depth" if (steps < 0).all() else "It does not fall with every depth"
+    if len(shares) == 1:
+        return f"Of all rounds, {100.0 * shares.iloc[0]:.0f} % accepted at depth {lowest}; none went deeper."
+    return (
+        f"Of the rounds that reach a depth, {100.0 * shares[highest]:.0f} % are accepted there at best "
+        f"(depth {highest}) and {100.0 * shares[lowest]:.0f} % at worst (depth {lowest}). {course}; "
+        f"each was reached by at least {int(reached['num_reached'].min()):,} rounds."
+    )
+
+
 def speed_findings(best: BestBudget) -> str:
-    """Say which budget is best, by how much over the best control, and how far that holds, as Markdown."""
-    headline, certainty = best_sentence(best).split("\n")
-    lines = [
-        f"**{headline}.** {certainty}",
-        "- Budget and control were chosen on the prompts that the margin is computed on, so it leans upwards: where "
-        "both are chosen on all prompts but one and measured on that one, the margin is "
-        f"{_known(best.held_out_margin)}.",
-        f"- Another draw of these prompts names the same budget in {100.0 * best.selected_share:.0f} % of cases.",
-        f"- Against AR: {_known(best.margin_over_ar)}.",
-    ]
+    """Say which budget is best, its margin over the best control, and how far that holds, as Markdown.
+
+    Whether it is a gain is for `kdlab.viz.verdict` to say, which looks at live decodes too.
+    """
+    lines = [f"**{best_sentence(best).replace(chr(10), ' ')}.**", ""]
+    if not np.isnan(best.held_out_margin):
+        lines.append(
+            "- The margin is measured on the prompts that chose budget and control. Choosing on all prompts but one "
+            f"and measuring on that one, each in turn, gives {percent(best.held_out_margin)}."
+        )
+    if best.num_prompts >= MIN_PROMPTS:
+        lines.append(f"- Prompts drawn anew from these name budget {best.budget} again {_times(best.selected_share)}.")
+    else:
+        lines.append(f"- With {prompts_text(best.num_prompts)}, other prompts may well name another budget.")
+    if not np.isnan(best.margin_over_ar):
+        lines.append(f"- Against AR: {percent(best.margin_over_ar)}.")
     if best.simulated:
         lines.append("- **Simulated**: one half of this quotient is no measurement.")
     if best.interpolated:
-        lines.append("- Some round times of controls were interpolated between timed chains.")
-    return "\n".join([lines[0], "", *lines[1:]])
+        lines.append("- Some of these round times are interpolated between timed ones.")
+    return "\n".join(lines)
 
 
 def paired_findings(margins: pd.Series, best: BestBudget, control: tuple[str, float]) -> str:
-    """Say what whole live decodes of the same prompts say of the best budget, and whether the quotient agrees.
+    """Say how the best budget did against a control in whole live decodes, prompt by prompt: no verdict.
 
     Args:
         margins: of the best budget over the control, tokens per second of one over the other minus 1, one a prompt.
         best: from `kdlab.study.best_budget`, on the same round times.
         control: (method, setting) of the timed control.
     """
-    middle, agrees = float(margins.median()), (margins.median() > 0) == (best.margin > 0)
-    verdict = (
-        "The quotient has the same sign."
-        if agrees
-        else "**The quotient has the other sign: the difference is smaller than these times can tell.**"
-    )
+    counted = f"Budget {best.budget} was faster than {arm_label(*control)} on {int((margins > 0).sum())} of "
+    if len(margins) < MIN_PROMPTS:
+        return f"{counted}{prompts_text(len(margins))}: {', '.join(percent(margin) for margin in margins)}."
     return (
-        f"Budget {best.budget} was faster than {arm_label(*control)} on {int((margins > 0).sum())} of {len(margins)} "
-        f"prompts; the middle prompt gained {percent(middle)}, the worst {percent(margins.min())}, "
-        f"the best {percent(margins.max())}. {verdict}"
+        f"{counted}{len(margins)} prompts: median {percent(float(margins.median()))}, "
+        f"from {percent(margins.min())} to {percent(margins.max())}."
     )
-
-
-def _ahead(ordered: list[dict[str, Any]]) -> str:
-    """Where the trees of one kind, by rising budget, pass its best chain, and the gain of the largest."""
-    largest = ordered[-1]
-    gain = percent(largest["gain"])
-    if not np.isnan(largest["gain_low"]):
-        gain += f" ({percent(largest['gain_low'])} to {percent(largest['gain_high'])})"
-    lowest = [row["gain"] if np.isnan(row["gain_low"]) else row["gain_low"] for row in ordered]
-    passed = [row["budget"] for row, low in zip(ordered, lowest, strict=True) if low > 0]
-    where = f"trees are ahead from budget {passed[0]} on" if passed else "no tree is clearly ahead"
-    return f"{where}, {gain} at {largest['budget']}"
 
 
 def _equal_rows(measured: pd.DataFrame) -> list[str]:
@@ -128,8 +120,9 @@ def _equal_rows(measured: pd.DataFrame) -> list[str]:
     chains = measured[measured["method"] == "chain"].set_index("rows")["round_ms"]
     trees = measured[measured["method"] == "ddtree"].set_index("rows")["round_ms"]
     return [
-        f"- At {rows} rows the tree takes {percent(trees[rows] / chains[rows] - 1.0)} against the chain. Apart from "
-        "building the tree both do the same work, so the rest of that difference is noise, which no interval holds."
+        f"- At {rows} rows, a round of the tree takes {percent(trees[rows] / chains[rows] - 1.0)} against a round of "
+        "the chain. Both verify the same number of tokens: the difference is the building of the tree, and the scatter "
+        "of the times."
         for rows in trees.index.intersection(chains.index)
     ]
 
@@ -137,9 +130,9 @@ def _equal_rows(measured: pd.DataFrame) -> list[str]:
 def _tokens(row: pd.Series) -> str:
     text = f"{row['tokens_per_round']:.2f} tokens per round"
     if np.isnan(row["tokens_per_round_low"]):
-        return f"{text} (no interval from {row['num_prompts']} prompts)"
+        return f"{text} (no interval from {prompts_text(int(row['num_prompts']))})"
     return f"{text} ({row['tokens_per_round_low']:.2f} to {row['tokens_per_round_high']:.2f})"
 
 
-def _known(share: float) -> str:
-    return "not known" if np.isnan(share) else percent(share)
+def _times(share: float) -> str:
+    return "almost always (over 99 %)" if share > 0.99 else f"{100.0 * share:.0f} % of the time"

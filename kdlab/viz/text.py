@@ -12,7 +12,8 @@ from kdlab.errors import ArgumentError
 from kdlab.model.tokenizer import Tokenizer
 from kdlab.viz import theme
 
-_PREFILL, _BONUS, _DRAFT = theme.PALE, theme.GREEN, theme.SKY
+# Another hue than the nodes of a tree drawing, whose shade means probability: here it means depth.
+_PREFILL, _BONUS, _DRAFT = theme.PALE, theme.GREEN, theme.PURPLE
 _DEEPEST_TINT = 8
 _OUTPUT_STYLE = "white-space:pre-wrap;word-break:break-word;font-size:15px;line-height:1.7;background-color:#ffffff"
 
@@ -34,7 +35,7 @@ class Origin:
         """The words of the legend and of the tooltips."""
         if self.round < 0:
             return "first token, from the prefill"
-        return "bonus, the target's own" if self.is_bonus else f"accepted draft, depth {self.depth}"
+        return "bonus, the target's own" if self.is_bonus else f"drafted at depth {self.depth}"
 
     @property
     def fill(self) -> str:
@@ -79,7 +80,10 @@ def text_html(run: Run, prompt: int, tokenizer: Tokenizer) -> str:
         _span(origin, _token_html(tokenizer, token), _tooltip(origin))
         for token, origin in zip(run.output_ids[prompt], origins, strict=True)
     ]
-    legend = " ".join(_span(origin, f"&nbsp;{escape(origin.name)}&nbsp;", origin.name) for origin in _shown(origins))
+    shown = _shown(origins)
+    legend = " ".join(_span(origin, escape(origin.name), origin.name, chip=True) for origin in shown)
+    if any(origin.depth for origin in shown):
+        legend += " Shades tell the depth in the tree, not a probability."
     return (
         f'<div><p style="font-size:13px;line-height:1.9">{legend}</p>'
         f'<pre style="{_OUTPUT_STYLE}">{"".join(spans)}</pre></div>'
@@ -93,8 +97,11 @@ def _shown(origins: Sequence[Origin]) -> list[Origin]:
     return [Origin(-1 if is_prefill else 0, depth) for is_prefill, depth in order]
 
 
-def _span(origin: Origin, html: str, tooltip: str) -> str:
+def _span(origin: Origin, html: str, tooltip: str, *, chip: bool = False) -> str:
+    """One coloured piece of text; a chip of the legend is never broken across lines."""
     style = f"background-color:{origin.fill};color:{theme.BLACK}"
+    if chip:
+        style += ";display:inline-block;white-space:nowrap;padding:0 0.4em"
     # Browsers print no background: a line below tells the target's own tokens apart on paper too.
     if not origin.depth:
         style += f";font-weight:bold;border-bottom:2px solid {theme.BLACK}"

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import BoxStyle
 
 from kdlab.decode.records import RoundRecord
 from kdlab.errors import ArgumentError
@@ -20,6 +21,9 @@ ACCEPTED, BONUS, FILL = theme.VERMILLION, theme.GREEN, theme.SKY
 LABEL_LIMIT = 80
 """Trees of more nodes than this are drawn as dots without their tokens."""
 _SMALLEST_PT = 4.5
+_LABEL_PT, _LINE_INCHES = 9.5, 0.26
+_ROUNDED = BoxStyle.Round(pad=0.0, rounding_size=0.3)(-0.5, -0.5, 1.0, 1.0, 1.0)
+"""The outline of a node as a marker, for dots and for the legend."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def plot_draft_tree(
 
 def plot_rounds(
     rounds: Sequence[RoundRecord], tokenizer: Tokenizer, *,
-    num_columns: int | None = None, width: float = 12.0, provenance: Mapping[str, Any] | None = None,
+    num_columns: int | None = None, width: float = 10.0, provenance: Mapping[str, Any] | None = None,
 ) -> Figure:  # fmt: skip
     """Draw several rounds as small multiples at one scale on a new figure, with one legend.
 
@@ -97,24 +101,24 @@ def plot_rounds(
         num_columns = _panels_side_by_side(drawings, width / widest)
     starts = range(0, len(rounds), num_columns)
     deepest = [max(drawing.num_lines for drawing in drawings[start : start + num_columns]) for start in starts]
-    figure = Figure(figsize=(width, 0.2 * sum(deepest) + 0.42 * len(starts) + 0.7), layout="constrained")
+    height = _LINE_INCHES * sum(deepest) + 0.44 * len(starts) + 0.9
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.set_facecolor("white")
     panels = figure.subplots(len(starts), num_columns, squeeze=False, height_ratios=[lines + 0.6 for lines in deepest])
     for ax in panels.flat[len(rounds) :]:
         ax.set_axis_off()
     for number, (record, drawing, ax) in enumerate(zip(rounds, drawings, panels.flat, strict=False)):
         _draw(ax, drawing, widest, deepest[number // num_columns])
-        ax.set_title(round_title(record), loc="left", fontsize=theme.TICK_PT, color=theme.BLACK)
-    figure.legend(handles=legend_handles(), loc="outside upper left", ncols=4, frameon=False, fontsize=theme.LABEL_PT)
+        ax.set_title(f"Round {record.round}: {_outcome(record)}", loc="left", fontsize=theme.LABEL_PT,
+                     color=theme.BLACK)  # fmt: skip
+    figure.legend(handles=legend_handles(), loc="outside upper left", ncols=2, frameon=False, fontsize=theme.LABEL_PT)
     theme.add_figure_caption(figure, provenance)
     return figure
 
 
 def round_title(record: RoundRecord) -> str:
     """Say in a line what a round did."""
-    accepted, drafted = len(record.path) - 1, int(record.tree.num_nodes[0]) - 1
-    did = f"{accepted} of {drafted} accepted + bonus" if drafted else "nothing drafted, the bonus alone"
-    return f"Round {record.round}, position {record.anchor_position}: {did}"
+    return f"Round {record.round}, position {record.anchor_position}: {_outcome(record)}"
 
 
 def legend_handles() -> list[Line2D]:
@@ -122,13 +126,18 @@ def legend_handles() -> list[Line2D]:
     common: dict[str, Any] = {"linestyle": "none", "markersize": 9}
     return [
         Line2D([], [], marker="s", color=theme.BLACK, label="root: last committed token", **common),
-        Line2D([], [], marker="o", markerfacecolor=theme.mix(to_rgb(FILL), 0.6), markeredgecolor=theme.GREY,
+        Line2D([], [], marker=_ROUNDED, markerfacecolor=theme.mix(to_rgb(FILL), 0.6), markeredgecolor=theme.GREY,
                label="drafted; darker = likelier path", **common),
-        Line2D([], [], marker="o", markerfacecolor="white", markeredgecolor=ACCEPTED, markeredgewidth=2.0,
+        Line2D([], [], marker=_ROUNDED, markerfacecolor="white", markeredgecolor=ACCEPTED, markeredgewidth=2.0,
                label="accepted by the target", **common),
         Line2D([], [], marker="s", markerfacecolor="white", markeredgecolor=BONUS, markeredgewidth=2.0,
                label="bonus: what the target wanted next", **common),
     ]  # fmt: skip
+
+
+def _outcome(record: RoundRecord) -> str:
+    accepted, drafted = len(record.path) - 1, int(record.tree.num_nodes[0]) - 1
+    return f"{accepted} of {drafted} accepted + bonus" if drafted else "nothing drafted, the bonus alone"
 
 
 def _arrange(record: RoundRecord, tokenizer: Tokenizer) -> _Drawing:
@@ -153,9 +162,9 @@ def _figure_size(drawing: _Drawing) -> tuple[float, float]:
 
 
 def _panels_side_by_side(drawings: Sequence[_Drawing], column_inches: float) -> int:
-    """How many drawings, up to three, leave six characters (or the longest label) of 7 points in a column."""
+    """How many drawings, up to three, leave six characters (or the longest label) in a column."""
     longest = min(max(len(label) for drawing in drawings for label in drawing.labels), 6)
-    return max(1, min(3, int(72.0 * column_inches / (7.0 * (0.62 * longest + 2.2)))))
+    return max(1, min(3, int(72.0 * column_inches / (_LABEL_PT * (0.62 * longest + 2.1)))))
 
 
 def _draw(ax: Axes, drawing: _Drawing, num_columns: int, num_lines: int) -> None:
@@ -177,7 +186,7 @@ def _draw(ax: Axes, drawing: _Drawing, num_columns: int, num_lines: int) -> None
 def _label_room(ax: Axes, num_columns: int, num_lines: int) -> tuple[float, int]:
     """Font size in points that keeps lines apart, and how many characters fit a column at that size."""
     room = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
-    font_size = min(9.0, 72.0 * room.height / num_lines / 1.9)
+    font_size = min(_LABEL_PT, 72.0 * room.height / num_lines / 1.9)
     column_pt = 72.0 * room.width / num_columns
     return font_size, max(1, int((column_pt - 2.2 * font_size) / (0.62 * max(font_size, 1.0))))
 
@@ -229,6 +238,6 @@ def _draw_dots(ax: Axes, drawing: _Drawing) -> None:
     for row in range(len(drawing.parents)):
         fill, outline, width = _node_style(drawing, row)
         size = 7.0 if row in special else 2.0 + 4.0 * sqrt(drawing.probabilities[row])
-        ax.plot(drawing.columns[row], -drawing.lines[row], marker="s" if row in (0, drawing.bonus) else "o",
+        ax.plot(drawing.columns[row], -drawing.lines[row], marker="s" if row in (0, drawing.bonus) else _ROUNDED,
                 markersize=size, markerfacecolor=fill, markeredgecolor=outline, markeredgewidth=width,
                 zorder=5 if row in special else 4)  # fmt: skip

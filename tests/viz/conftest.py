@@ -47,6 +47,11 @@ def best(table, cost):
     return study.best_budget(timed, cost, interpolate=True)
 
 
+@pytest.fixture(scope="session")
+def by_kind(table):
+    return study.summarize(table, by=("method", "setting", "kind"))
+
+
 @pytest.fixture(autouse=True)
 def untouched_settings():
     """No figure may change matplotlib's global settings, or join its list of open figures."""

@@ -8,6 +8,7 @@ import pytest
 from kdlab import study
 from kdlab.errors import ArgumentError
 from kdlab.viz import (
+    depth_findings,
     plot_acceptance_by_depth,
     plot_calibration,
     plot_length_histogram,
@@ -76,3 +77,26 @@ def test_captions_name_device_and_commit_inside_the_figure(field):
         assert line.get_window_extent().y0 >= 0
         assert not line.get_parse_math()
     assert plt.get_fignums() == []
+
+
+def test_calibration_bars_are_wilson_intervals_and_are_explained():
+    rows = [{"depth": 1, "num_entries": entries, "mean_predicted": 0.4, "observed": 0.5, "calibration_error": 0.1}
+            for entries in (10, 1000)]  # fmt: skip
+    ax = plot_calibration(pd.DataFrame(rows))
+    bars = [collection for collection in ax.collections if hasattr(collection, "get_segments")]
+    (low, high), (low_many, high_many) = [segment[:, 1] for segment in bars[0].get_segments()]
+    assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)  # Wilson interval of 5 of 10
+    assert low < low_many < 0.5 < high_many < high
+    assert "fewer candidates" in ax.get_legend().get_title().get_text()
+
+
+def test_depth_sentences_follow_the_line():
+    def table(*shares):
+        return pd.DataFrame({"depth": range(1, len(shares) + 1), "conditional": shares, "num_reached": 50})
+
+    assert "It falls with every depth" in depth_findings(table(0.9, 0.8, 0.5))
+    risen = depth_findings(table(0.9, 0.6, 0.8, np.nan))
+    assert "does not fall with every depth" in risen
+    assert "90 % are accepted there at best (depth 1) and 60 % at worst (depth 2)" in risen
+    assert "none went deeper" in depth_findings(table(0.25, np.nan))
+    assert depth_findings(table(np.nan)) == "No round drafted anything."

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from kdlab import study
 from kdlab.errors import ArgumentError
@@ -12,11 +13,9 @@ from kdlab.viz import (
     acceptance_findings,
     best_sentence,
     cost_findings,
-    kind_findings,
     paired_findings,
     percent,
     plot_budget_sweep,
-    plot_by_kind,
     plot_cost,
     plot_speed,
     plot_tokens_per_round,
@@ -41,7 +40,8 @@ def test_acceptance_shows_the_table_and_says_that_the_bonus_counts(summary):
         assert row["tokens_per_round"] in drawn(ax, row["rows_per_round"])
     assert "bonus" in ax.get_ylabel()
     assert "rows" in ax.get_xlabel()
-    assert legend(ax) == ["DDTree", "chain", "adaptive chain", "AR"]
+    assert [label.split(":")[0] for label in legend(ax)] == ["DDTree", "chain", "adaptive chain", "AR"]
+    assert any("p < t" in label for label in legend(ax))
     ticks = ax.get_xticks().tolist()
     assert ticks == [2.0**power for power in range(6)]
 
@@ -69,37 +69,61 @@ def test_cost_and_speed_show_the_quotient(cost, speed, best):
     row = speed[(speed["method"] == "ddtree") & (speed["setting"] == best.budget)].iloc[0]
     assert row["tok_s"] == pytest.approx(1000 * row["tokens_per_round"] / row["round_ms"])
     assert drawn(ax, best.budget + 1).count(row["tok_s"]) >= 2
-    assert any("best budget" in text for text in legend(ax))
-    assert any("interpolated" in text for text in legend(ax))
-    assert ax.get_title(loc="left") == best_sentence(best)
+    assert any("best timed budget" in text for text in legend(ax))
+    assert any("dashed" in text and "interpolated" in text for text in legend(ax))
+    assert ax.get_title(loc="left").replace("\n", " ") == best_sentence(best).replace("\n", " ")
+
+
+def test_lines_are_full_only_between_timed_points_and_only_those_are_filled(summary, cost):
+    dense = study.speed(summary, cost, interpolate=True)
+    ax = plot_speed(dense[dense["method"] == "ddtree"])
+    marks = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    hollow = [line for line in marks if line.get_markerfacecolor() == "white"]
+    times = dense.set_index(["method", "rows_per_round"])["cost_source"]
+    assert {x for line in hollow for x in line.get_xdata()} == set(range(6, 16))
+    assert {x for line in marks if line not in hollow for x in line.get_xdata()} == {5, 16}
+    assert times["ddtree", 5] == "measured" != times["ddtree", 6]
+    dashes = [line.is_dashed() for line in ax.lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 1]
+    assert dashes == [True]
+    timed = dense[dense["method"].isin(["ddtree"]) & dense["setting"].isin([4, 15])]
+    assert not any(line.is_dashed() for line in plot_speed(timed).lines)
 
 
 def test_three_curves_stand_side_by_side(summary, cost, speed, best):
     figure = plot_budget_sweep(summary, cost.rows, speed, best, provenance={"gpu": "GPU X", "git_commit": "abc123"})
     assert len(figure.axes) == 3
-    assert str(best.budget) in figure.get_suptitle()
+    (key,) = figure.legends
+    assert f"budget {best.budget}" in key.get_title().get_text()
+    labels = [text.get_text() for text in key.get_texts()]
+    assert len(labels) == len(set(labels))
+    assert {"DDTree", "chain", "AR"} < set(labels)
+    assert all("rows: tokens verified" in ax.get_xlabel() for ax in figure.axes)
     assert "GPU X" in figure.get_supxlabel()
     assert "abc123" in figure.get_supxlabel()
     axes = plot_budget_sweep(summary, cost.rows, speed, best).axes
     assert plot_budget_sweep(summary, cost.rows, speed, best, axes) is axes[0].figure
 
 
-def test_kinds_have_a_line_each(table):
-    ax = plot_by_kind(study.summarize(table, by=("method", "setting", "kind")), loops=["sums"])
-    assert legend(ax) == ["prose (3 prompts)", "sums (3 prompts, a loop)"]
-
-
-def test_the_sentence_says_what_the_interval_allows(best):
+def test_the_headline_gives_numbers_and_no_verdict(best):
     gain = replace(best, margin=0.2, margin_low=0.1, margin_high=0.3)
-    assert "a gain" in best_sentence(gain)
-    assert "+20 %" in best_sentence(gain)
-    unsettled = replace(best, margin=0.05, margin_low=-0.1, margin_high=0.2)
-    assert "not settled" in best_sentence(unsettled)
     loss = replace(best, margin=-0.2, margin_low=-0.3, margin_high=-0.1)
-    assert "a loss" in best_sentence(loss)
+    for one in (gain, loss):
+        said = best_sentence(one) + speed_findings(one)
+        assert not any(word in said for word in ("a gain", "a loss", "settled", "call"))
+    assert "+20 % over the best control" in best_sentence(gain)
+    assert "+10 to +30 %, round times taken as exact" in best_sentence(gain)
     assert "−20 % against" in best_sentence(loss)
-    few = replace(best, margin_low=float("nan"), margin_high=float("nan"))
-    assert "too few" in best_sentence(few)
+    few = replace(best, margin_low=float("nan"), margin_high=float("nan"), num_prompts=1)
+    assert "no interval from 1 prompt" in best_sentence(few)
+    assert best_sentence(best).startswith("Best timed budget")
+    assert "timed" not in best_sentence(replace(best, budget_interpolated=True))
+
+
+def test_few_prompts_are_not_called_cases(best):
+    words = speed_findings(replace(best, num_prompts=3, selected_share=1.0))
+    assert "100 %" not in words
+    assert "other prompts may well" in words
+    assert "over 99 %" in speed_findings(replace(best, selected_share=1.0))
 
 
 def test_percentages_carry_a_sign_and_a_digit_where_it_matters():
@@ -116,39 +140,26 @@ def test_findings_come_from_the_tables(summary, speed, best):
     costs = cost_findings(speed)
     assert "AR: 4 ms a round." in costs
     assert "1.10 times a round of AR" in costs
-    assert "At 5 rows the tree takes +0.0 %" in costs
+    assert "At 5 rows, a round of the tree takes +0.0 %" in costs
     words = speed_findings(replace(best, held_out_margin=float("nan"), simulated=True, interpolated=True))
-    assert "not known" in words
+    assert "measuring on that one" not in words
     assert "Simulated" in words
     assert "interpolated" in words
 
 
-def test_kind_findings_say_where_trees_pass_the_best_chain():
-    def row(kind, budget, gain, low):
-        fixed = {"kind": kind, "num_prompts": 5, "chain": 7, "chain_tokens_per_round": 2.5, "tokens_per_round": 3.0}
-        return fixed | {"budget": budget, "gain": gain, "gain_low": low, "gain_high": gain + 0.1}
-
-    gains = pd.DataFrame([
-        row("code", 64, 0.3, 0.2), row("code", 7, 0.05, -0.01), row("code", 15, 0.12, 0.01), row("math", 64, 0.0, -0.1),
-        row("few", 64, 0.04, np.nan),
-    ])  # fmt: skip
-    texts = pd.DataFrame({"kind": ["code", "math", "few"], "repeated": [0.1, 0.45, 0.0], "loop": [False, True, False]})
-    code, math, few = kind_findings(gains, texts).split("\n")
-    assert "2.50 tokens per round (length 7)" in code
-    assert "ahead from budget 15 on, +30 % (+20 % to +40 %) at 64" in code
-    assert "loop" not in code
-    assert "no tree is clearly ahead" in math
-    assert "**A loop**: it repeats 45% of its 8-grams" in math
-    assert few.endswith("ahead from budget 64 on, +4.0 % at 64.")
+def test_live_decodes_are_counted_without_a_verdict(best):
+    few = paired_findings(pd.Series([0.1, 0.2, -0.05]), best, ("chain", 4.0))
+    assert f"Budget {best.budget} was faster than chain, length 4 on 2 of 3 prompts: +10 %, +20 %, −5.0 %." == few
+    more = paired_findings(pd.Series([0.1, 0.2, -0.05, 0.3, 0.4]), best, ("ar", 0.0))
+    assert "on 4 of 5 prompts: median +20 %, from −5.0 % to +40 %" in more
 
 
-def test_live_decodes_may_contradict_the_quotient(best):
-    margins = pd.Series([0.1, 0.2, -0.05])
-    agrees = paired_findings(margins, replace(best, margin=0.1), ("chain", 4.0))
-    assert "on 2 of 3 prompts" in agrees
-    assert "same sign" in agrees
-    assert "chain, length 4" in agrees
-    assert "other sign" in paired_findings(margins, replace(best, margin=-0.1), ("ar", 0.0))
+def test_text_is_large_enough_in_a_report_of_900_pixels(summary, cost, speed, best):
+    figure = plot_budget_sweep(summary, cost.rows, speed, best, provenance={"gpu": "GPU X"})
+    figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    shown = 900 / 96 / figure.get_figwidth()
+    assert min(text.get_fontsize() for text in texts) * shown > 9.0
 
 
 def test_an_empty_half_is_drawn_without_warnings(speed, recwarn):

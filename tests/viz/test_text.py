@@ -3,10 +3,13 @@
 from html.parser import HTMLParser
 
 import pytest
+from matplotlib.colors import rgb_to_hsv, to_rgb
 
 from kdlab.errors import ArgumentError
 from kdlab.report.sanitize import sanitize_html
 from kdlab.viz import text_html, token_origins
+from kdlab.viz.text import Origin
+from kdlab.viz.trees import FILL
 from tests.viz.samples import TOKENIZER, Words, branched_record, make_run
 
 
@@ -53,6 +56,19 @@ def test_html_is_escaped_and_keeps_its_colours_in_the_report():
     assert read(html).tags == {"div", "p", "span", "pre"}
     kept = sanitize_html(html)
     assert kept.count("background-color:") == html.count("background-color:") > 5
+
+
+def test_chips_of_the_legend_stay_whole_and_depth_has_a_hue_of_its_own():
+    html = text_html(make_run(), 0, TOKENIZER)
+    legend, text = html.split("<pre")
+    assert legend.count("display:inline-block;white-space:nowrap") == legend.count("<span") == 4
+    assert "inline-block" not in text
+    assert "not a probability" in legend
+    assert sanitize_html(html).count("display:inline-block") == 4
+    deep = rgb_to_hsv(to_rgb(Origin(0, 8).fill))[0]
+    assert abs(deep - rgb_to_hsv(to_rgb(FILL))[0]) > 0.2
+    plain = text_html(make_run([[]], [[97]]), 0, TOKENIZER)
+    assert "probability" not in plain
 
 
 def test_hostile_tokens_stay_text():

@@ -108,3 +108,24 @@ def test_small_multiples_share_one_scale():
     assert len({ax.get_xlim() for ax in used}) == 1
     with pytest.raises(ArgumentError, match="rounds"):
         plot_rounds([], TOKENIZER)
+
+
+def test_marks_of_the_legend_have_the_shapes_of_the_nodes():
+    (root, drafted, accepted, bonus) = plot_draft_tree(branched_record(), TOKENIZER).get_legend().legend_handles
+    assert root.get_marker() == bonus.get_marker() == "s"
+    corners = drafted.get_marker().vertices
+    assert np.array_equal(corners, accepted.get_marker().vertices)
+    dots = plot_draft_tree(wide_record(LABEL_LIMIT), TOKENIZER)
+    markers = [line.get_marker() for line in dots.lines if line.get_marker() != "None"]
+    assert {marker for marker in markers if isinstance(marker, str)} == {"s"}
+    assert any(np.array_equal(marker.vertices, corners) for marker in markers if not isinstance(marker, str))
+
+
+def test_tokens_of_small_multiples_are_readable_in_a_report_of_900_pixels():
+    figure = plot_rounds([branched_record(index=index) for index in range(12)], TOKENIZER)
+    figure.draw_without_rendering()
+    shown = 900 / 96 / figure.get_figwidth()
+    nodes = [text for ax in figure.axes for text in ax.texts]
+    headings = [ax.title if ax.title.get_text() else ax._left_title for ax in figure.axes if ax.axison]
+    assert len(nodes) == 12 * 6
+    assert min(text.get_fontsize() for text in [*nodes, *headings]) * shown > 8.5
