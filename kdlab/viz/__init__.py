@@ -22,7 +22,7 @@ from kdlab.viz.theme import caption, figure_of, png_bytes
 from kdlab.viz.trees import plot_draft_tree, plot_rounds, round_title
 from kdlab.viz.verdict import LiveMargin, live_margin, verdict
 from kdlab.viz.widgets import RoundViewer
-from kdlab.viz.wording import best_sentence, percent
+from kdlab.viz.wording import best_sentence, percent, plain_sentences
 
 __all__ = [
     "LiveMargin",
@@ -38,6 +38,7 @@ __all__ = [
     "live_margin",
     "paired_findings",
     "percent",
+    "plain_sentences",
     "plot_acceptance_by_depth",
     "plot_budget_sweep",
     "plot_by_kind",

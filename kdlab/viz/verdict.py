@@ -64,7 +64,7 @@ def live_margin(best: BestBudget, live: pd.DataFrame, *, num_resamples: int = 20
 def verdict(best: BestBudget, live: pd.DataFrame, *, num_resamples: int = 2000, seed: int = 0) -> str:
     """Say as Markdown whether the best budget gains over its best control, by the quotient and by live decodes.
 
-    It is a gain (a loss) only where both margins are above (below) zero and the live margin's interval excludes zero.
+    It is a gain (a loss) only where both margins are above (below) zero and neither interval includes zero.
 
     Args:
         best, live, num_resamples, seed: as for `live_margin`.
@@ -100,6 +100,8 @@ def _word(best: BestBudget, found: LiveMargin) -> tuple[str, str]:
         return close, " The two have different signs."
     if found.low <= 0.0 <= found.high:
         return close, " The live interval includes zero."
+    if best.margin_low <= 0.0 <= best.margin_high:
+        return close, " The interval of the quotient includes zero."
     return ("A gain on this device" if found.margin > 0 else "A loss on this device"), ""
 
 

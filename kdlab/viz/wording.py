@@ -11,6 +11,12 @@ def percent(share: float) -> str:
     return f"{100.0 * share:+.{0 if abs(share) >= 0.0995 else 1}f} %".replace("-", "−")
 
 
+def plain_sentences(*findings: str) -> list[str]:
+    """Return the lines of Markdown findings without its marks, for places that show plain text."""
+    lines = [line.strip().removeprefix("- ") for text in findings for line in text.splitlines()]
+    return [line.replace("**", "") for line in lines if line]
+
+
 def span_text(low: float, high: float) -> str:
     """Write the two ends of an interval of shares as signed percentages."""
     return f"{percent(low).removesuffix(' %')} to {percent(high)}"
