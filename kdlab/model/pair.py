@@ -12,7 +12,7 @@ from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter import Drafter, load_drafter
 from kdlab.model.target import Target, load_target
-from kdlab.model.tokenizer import Tokenizer, load_tokenizer
+from kdlab.model.tokenizer import Tokenizer, load_tokenizer_if_any
 from kdlab.paths import bundled_pair
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -25,7 +25,7 @@ class Pair:
     Attributes:
         target: the model whose text is produced.
         drafter: the DFlash drafter, or None; without one only AR decoding runs.
-        tokenizer: of the target.
+        tokenizer: of the target; a checkpoint without one takes prompts as token ids.
         name: what `load_pair` was given as `target`.
         target_sha256, drafter_sha256: of the checkpoint bytes; the drafter's is None without a drafter.
     """
@@ -126,7 +126,7 @@ def load_pair(
     return Pair(
         target=loaded,
         drafter=draft,
-        tokenizer=load_tokenizer(target_dir),
+        tokenizer=load_tokenizer_if_any(Path(target_dir), loaded.config.vocab_size),
         name=str(target),
         target_sha256=checkpoint_sha256(target_dir),
         drafter_sha256=None if drafter_dir is None else checkpoint_sha256(drafter_dir),

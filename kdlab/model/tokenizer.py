@@ -7,9 +7,10 @@ from typing import Protocol
 
 from kdlab.errors import ArgumentError, ConfigError
 from kdlab.model.character_tokenizer import load_character_tokenizer
+from kdlab.model.ids_only import TokenIdsOnly
 from kdlab.model.json_tokenizer import load_json_tokenizer
 from kdlab.model.tiktoken_tokenizer import load_tiktoken_tokenizer
-from kdlab.model.tokenizer_files import read_fields
+from kdlab.model.tokenizer_files import configured_stop_ids, read_fields
 
 
 class Tokenizer(Protocol):
@@ -32,6 +33,10 @@ class Tokenizer(Protocol):
         """Return one token in printable form, for drawings."""
 
 
+class NoTokenizer(ConfigError):
+    """A checkpoint directory holds none of the tokenizer files that kdlab reads."""
+
+
 def load_tokenizer(directory: str | Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint directory; its files decide which.
 
@@ -43,7 +48,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 
     Raises:
         ArgumentError: there is no such directory.
-        ConfigError: it holds none of these, or one that is malformed.
+        NoTokenizer: it holds none of these.
+        ConfigError: it holds one that is malformed.
     """
     if not isinstance(directory, str | Path) or not os.path.isdir(directory):
         raise ArgumentError("tokenizer directory", "an existing directory", directory)
@@ -54,7 +60,23 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         return load_json_tokenizer(directory)
     if read_fields(directory / "tokenizer_config.json").get("tokenizer_class", None) == "CharacterTokenizer":
         return load_character_tokenizer(directory)
-    raise ConfigError(
+    raise NoTokenizer(
         f"{directory}: no tokenizer: looked for tiktoken.model, tokenizer.json, and a tokenizer_config.json with "
         f'"tokenizer_class": "CharacterTokenizer"'
     )
+
+
+def load_tokenizer_if_any(directory: Path, vocab_size: int) -> Tokenizer:
+    """Load the tokenizer of a checkpoint; where there is none, one that takes token ids and refuses text.
+
+    Args:
+        directory: a checkpoint directory.
+        vocab_size: of the model.
+
+    Raises:
+        ConfigError: a tokenizer or config file is malformed.
+    """
+    try:
+        return load_tokenizer(directory)
+    except NoTokenizer as error:
+        return TokenIdsOnly(vocab_size, configured_stop_ids(directory, vocab_size), str(error))

@@ -39,10 +39,12 @@ def best_sentence(best: BestBudget) -> str:
     """
     timed = "" if best.budget_interpolated else "timed "
     control = f"the best control ({arm_label(best.control_method, best.control_setting)})"
-    return (
-        f"Best {timed}budget {best.budget}: {best.tok_s:,.0f} tokens/s; {margin_text(best.margin, control)},\n"
-        f"{interval_text(best)}"
+    lines = (
+        f"Best {timed}budget {best.budget}: {best.tok_s:,.0f} tokens/s",
+        margin_text(best.margin, control),
+        interval_text(best),
     )
+    return ",\n".join(lines)
 
 
 def interval_text(best: BestBudget) -> str:
