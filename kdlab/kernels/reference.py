@@ -163,10 +163,24 @@ def draft_topk(logits: Tensor, k: int) -> TopK:
     k = check_int("k", k, minimum=1, maximum=vocab_size)
     nonfinite = _unusable(logits)
     values = torch.where(nonfinite[..., None], 0.0, logits.double())
-    ranked, token_ids = values.sort(dim=-1, descending=True, stable=True)
-    log_probs = ranked[..., :k] - values.logsumexp(dim=-1, keepdim=True)
+    ranked, token_ids = _top(values, k)
+    log_probs = ranked - values.logsumexp(dim=-1, keepdim=True)
     log_probs = torch.where(nonfinite[..., None], torch.nan, log_probs)
-    return TopK(log_probs.float(), token_ids[..., :k].int(), nonfinite)
+    return TopK(log_probs.float(), token_ids.int(), nonfinite)
+
+
+def _top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest of [..., V], descending, and where they stand; equal values by position.
+
+    `topk` alone leaves open which of equal values it takes and in which order. Sorting whole rows would settle that,
+    but takes several times as long.
+    """
+    least = values.topk(k, dim=-1).values[..., -1:]
+    above, equal = values > least, values == least
+    taken = above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= k - above.sum(dim=-1, keepdim=True)))
+    places = taken.to(torch.uint8).topk(k, dim=-1).indices.sort(dim=-1).values
+    ranked, order = values.gather(-1, places).sort(dim=-1, descending=True, stable=True)
+    return ranked, places.gather(-1, order)
 
 
 def target_sample(
