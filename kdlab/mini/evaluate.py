@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from kdlab.decode import generate, record
 from kdlab.decode.field import DraftField
@@ -106,8 +107,10 @@ def main() -> None:
     parser.add_argument("--per-kind", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; the pair is too small to share (1)")
     parser.add_argument("--csv", type=Path, help="write the table here as well")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     table = evaluate(
         args.model, args.prompts, per_kind=args.per_kind, max_new_tokens=args.max_new_tokens, device=args.device
     )
