@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kdlab.checks import check_int, check_shape
 from kdlab.errors import TreeError
-from kdlab.tree.ancestors import ancestor_words, child_links, depths_of, num_words
+from kdlab.kernels.ancestors import ancestor_words, child_links, depths_of, num_words
 from kdlab.tree.draft_tree import DraftTree
 from kdlab.tree.invariants import check_parents, check_ranks, check_scores, check_tokens, fault
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kdlab.checks import check_int, check_shape, check_token_tensor
 from kdlab.errors import ShapeError
-from kdlab.tree.ancestors import num_words, unpack_ancestors
+from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.tree.pack import pack_nodes
 from kdlab.tree.reading import parents_from_edges, read_parents
 

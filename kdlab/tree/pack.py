@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.tree.ancestors import ancestor_words, child_links, depths_of, num_words
+from kdlab.kernels.ancestors import ancestor_words, child_links, depths_of, num_words
 
 # A tree of this budget has 33 MB of ancestor bits, which grow with the square.
 MAX_BUDGET = 1 << 14
