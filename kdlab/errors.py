@@ -54,3 +54,7 @@ class NotebookError(KdlabError, RuntimeError):
 
 class UnsupportedDevice(KdlabError, RuntimeError):
     """The device or machine cannot run what was asked for."""
+
+
+class BuildError(KdlabError, RuntimeError):
+    """A CUDA source did not compile: the message holds the file, its constants, the architecture and the compiler's log."""

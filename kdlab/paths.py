@@ -7,6 +7,8 @@ from kdlab.errors import ArgumentError
 PACKAGE = Path(__file__).resolve().parent
 REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
+# The CUDA sources: an installed wheel holds them inside the package, a clone (or an editable install of it) beside it.
+CSRC = PACKAGE / "csrc" if (PACKAGE / "csrc").is_dir() else REPOSITORY / "csrc"
 
 _MINI, _TINY = DATA / "kimi-k26-mini", DATA / "tiny-pair"
 
