@@ -1,0 +1,185 @@
+"""Device time of short calls: CUDA graphs, buffers past the L2 cache, arms in turns, samples as many as time allows.
+
+A call closes over its own buffers. The caller gives one call a buffer set, `rotations(...)` of them, and a pass runs
+every call once in order: when a set comes round again the cache has forgotten it. A sample is one pass, as
+microseconds a call. Passes are timed with CUDA events; what the host does inside an eager call (copies, a heap) is in.
+"""
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kdlab.checks import check_float, check_int
+from kdlab.errors import ArgumentError, UnsupportedDevice
+
+Call = Callable[[], object]
+
+MAX_ROTATIONS = 512
+"""Sets smaller than L2 / 256 stay in the cache: such inputs come warm from the op before in a round as well."""
+
+_MIN_PASS_US = 300.0  # the gap between two graph launches, a few microseconds, is below 1 % of it
+_MAX_PASS_US = 20_000.0  # a pass as long as this has outlasted any cache with the calls it has
+_MAX_NODES = 4096
+_MIN_SAMPLES, _MAX_SAMPLES = 5, 400
+_WARMUP_US = 10_000.0  # clocks come up from idle within it
+_CHUNK = 64
+
+
+def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.device | None = None) -> int:
+    """Return how many buffer sets together hold twice the L2 cache, 2 at least and MAX_ROTATIONS at most.
+
+    Args:
+        bytes_per_set: what one call reads and writes.
+        l2_bytes: size of the cache; asked of `device` (default: the current GPU) when None.
+
+    Raises:
+        UnsupportedDevice: no GPU to ask.
+    """
+    bytes_per_set = check_int("bytes_per_set", bytes_per_set, minimum=1)
+    if l2_bytes is None:
+        require_gpu("rotations")
+        l2_bytes = int(torch.cuda.get_device_properties(device or torch.cuda.current_device()).L2_cache_size)
+    return max(2, min(MAX_ROTATIONS, math.ceil(2 * l2_bytes / bytes_per_set)))
+
+
+def graph_times_us(calls: Sequence[Call], *, seconds: float = 0.2, warmup: int = 1) -> list[float]:
+    """Time calls in one CUDA graph that runs every one of them equally often; the outputs of all calls stay apart.
+
+    Args:
+        calls: capturable, one a buffer set.
+        seconds: device time to spend; at least 5 samples are taken.
+        warmup: eager runs of every call before the capture (compilation, allocation).
+
+    Returns: one sample a replay, microseconds a call.
+
+    Raises:
+        UnsupportedDevice: no GPU.
+        ArgumentError: no call.
+    """
+    return interleaved({"": calls}, seconds=seconds, warmup=warmup)[""]
+
+
+def eager_times_us(calls: Sequence[Call], *, seconds: float = 0.2, warmup: int = 1) -> list[float]:
+    """Time calls one after another as Python launches them: `graph_times_us` without the graph."""
+    return interleaved({"": calls}, seconds=seconds, warmup=warmup, graph=False)[""]
+
+
+def interleaved(
+    arms: Mapping[str, Sequence[Call]], *, seconds: float = 0.2, warmup: int = 1, graph: bool = True
+) -> dict[str, list[float]]:
+    """Time several arms in turns, the arm that begins changing with every turn, so that a drift meets all alike.
+
+    Args:
+        arms: calls of each arm, as in `graph_times_us`.
+        seconds: device time for all arms together.
+        warmup: eager runs of every call first.
+        graph: one CUDA graph an arm, else eager.
+
+    Returns: samples of each arm in microseconds a call, equally many.
+    """
+    require_gpu("timing")
+    seconds = check_float("seconds", seconds, above=0.0)
+    if not arms or not all(arms.values()):
+        raise ArgumentError("arms", "at least one, and a call in each", [name for name in arms if not arms[name]])
+    passes = {name: (_graph_pass if graph else _eager_pass)(calls, warmup) for name, calls in arms.items()}
+    return _sample(passes, seconds)
+
+
+def require_gpu(what: str) -> None:
+    """Raise UnsupportedDevice when torch finds no CUDA GPU."""
+    if not torch.cuda.is_available():
+        raise UnsupportedDevice(f"{what}: needs a CUDA GPU, and torch finds none on this machine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    run: Call
+    num_calls: int
+
+
+def _eager_pass(calls: Sequence[Call], warmup: int) -> _Pass:
+    calls = _few_enough(calls, warmup)
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return _Pass(run, len(calls))
+
+
+def _graph_pass(calls: Sequence[Call], warmup: int) -> _Pass:
+    """Capture the calls, as often round as a pass needs to be long enough to time."""
+    calls = _few_enough(calls, warmup)
+    once = _capture(calls)
+    once.replay()
+    pass_us = _event_times_us([once.replay])[0]
+    rounds = min(math.ceil(_MIN_PASS_US / max(pass_us, 1.0)), max(1, _MAX_NODES // len(calls)))
+    if rounds > 1:
+        once = _capture([*calls] * rounds)
+    return _Pass(once.replay, len(calls) * rounds)
+
+
+def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
+    """Warm every call up and drop calls of a slow arm that a pass has no time for."""
+    calls[0]()
+    call_us = _event_times_us([calls[0]])[0]
+    calls = calls[: max(2, math.ceil(_MAX_PASS_US / max(call_us, 1.0)))]
+    for _ in range(warmup):
+        for call in calls:
+            call()
+    return calls
+
+
+def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """Capture without torch.cuda.graph, whose garbage collection and emptied cache cost more than a whole case."""
+    graph, stream, kept = torch.cuda.CUDAGraph(), torch.cuda.Stream(), []
+    collecting = gc.isenabled()
+    torch.cuda.synchronize()
+    gc.disable()  # a graph that the collector frees during a capture breaks it
+    try:
+        with torch.cuda.stream(stream):
+            calls[0]()  # libraries make their workspace of this stream
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                kept = [call() for call in calls]
+            finally:
+                graph.capture_end()
+    finally:
+        del kept
+        if collecting:
+            gc.enable()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _sample(passes: Mapping[str, _Pass], seconds: float) -> dict[str, list[float]]:
+    names = list(passes)
+    once = dict(zip(names, _event_times_us([passes[name].run for name in names]), strict=True))
+    turn_us = sum(once.values())
+    warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
+    turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(1e6 * seconds / turn_us) - warm))
+    order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
+    times = []
+    for first in range(0, len(order), _CHUNK):
+        times += _event_times_us([passes[name].run for name in order[first : first + _CHUNK]])
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
+        samples[name].append(time_us / passes[name].num_calls)
+    return samples
+
+
+def _event_times_us(runs: Sequence[Call]) -> list[float]:
+    """Run in order on the current stream and return the microseconds between the events around each run."""
+    torch.cuda.synchronize()
+    pairs = []
+    for run in runs:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        pairs.append((start, stop))
+    torch.cuda.synchronize()
+    return [1e3 * start.elapsed_time(stop) for start, stop in pairs]
