@@ -1,0 +1,129 @@
+"""Timing: how many sets, samples and turns (a clock of the test's own), and on a GPU the sanity of what is measured."""
+
+import pytest
+import torch
+
+from kdlab.bench import timing
+from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.kernels.cost import Cost
+
+MB = 1 << 20
+
+
+class Clock:
+    """Stands in for CUDA events: a run that is called adds its own time."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.order = 0.0, []
+        monkeypatch.setattr(timing, "_event_times_us", self.times)
+
+    def times(self, runs):
+        found = []
+        for run in runs:
+            before = self.now
+            run()
+            found.append(self.now - before)
+        return found
+
+    def call(self, name, us):
+        def run():
+            self.now += us
+            self.order.append(name)
+
+        return run
+
+
+def passes(clock, **us):
+    return {name: timing._Pass(clock.call(name, time), 4) for name, time in us.items()}
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, 512), (60 * MB, 2), (4 * MB, 30), (7 * MB, 18), (600 * MB, 2), (MB // 8, 512)]
+)
+def test_enough_sets_to_pass_the_cache_twice(size, count):
+    assert timing.rotations(size, l2_bytes=60 * MB) == count
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5])
+def test_a_set_has_a_size(size):
+    with pytest.raises(ArgumentError, match="bytes_per_set"):
+        timing.rotations(size, l2_bytes=MB)
+
+
+def test_arms_take_turns_and_the_first_of_a_turn_changes(monkeypatch):
+    clock = Clock(monkeypatch)
+    samples = timing._sample(passes(clock, a=100.0, b=300.0), seconds=0.01)
+    assert {name: set(times) for name, times in samples.items()} == {"a": {25.0}, "b": {75.0}}
+    assert len(samples["a"]) == len(samples["b"]) >= 5
+    turns = ["".join(clock.order[i : i + 2]) for i in range(2, len(clock.order), 2)]
+    assert turns == ["ab", "ba"] * (len(turns) // 2) + ["ab"] * (len(turns) % 2)
+
+
+@pytest.mark.parametrize(("us", "seconds"), [(500.0, 0.1), (1e6, 0.1), (10.0, 1.0)])
+def test_the_samples_fit_the_seconds_with_five_at_least(monkeypatch, us, seconds):
+    clock = Clock(monkeypatch)
+    count = len(timing._sample(passes(clock, a=us), seconds)["a"])
+    assert 5 <= count <= 400
+    assert clock.now <= max(1e6 * seconds + 2 * us, 8 * us)
+
+
+def test_a_slow_arm_is_not_run_on_every_set(monkeypatch):
+    clock = Clock(monkeypatch)
+    assert len(timing._few_enough([clock.call("slow", 8e3)] * 100, warmup=1)) == 3
+    assert len(timing._few_enough([clock.call("stuck", 1e6)] * 100, warmup=1)) == 2
+    assert len(timing._few_enough([clock.call("quick", 10.0)] * 100, warmup=1)) == 100
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    for work, arguments in ((timing.rotations, 1), (timing.graph_times_us, [int]), (timing.eager_times_us, [int])):
+        with pytest.raises(UnsupportedDevice, match="needs a CUDA GPU"):
+            work(arguments)
+
+
+def test_the_floor_is_the_longer_of_bytes_and_operations():
+    rates = {"bytes_per_s": 4e12, "flops_per_s": 800e12}
+    assert Cost(4_000_000).floor_us(**rates) == pytest.approx(1.0)
+    assert Cost(4_000_000, 8_000_000_000).floor_us(**rates) == pytest.approx(10.0)
+    assert Cost(1, 2) + Cost(3) == Cost(4, 2)
+    with pytest.raises(ArgumentError, match="flops_per_s"):
+        Cost(1).floor_us(bytes_per_s=1.0, flops_per_s=0.0)
+
+
+def copies(mb, count):
+    pairs = [torch.empty(2, mb * MB, dtype=torch.uint8, device="cuda").random_() for _ in range(count)]
+    return [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs]
+
+
+@pytest.mark.gpu
+def test_a_copy_never_passes_the_bandwidth_of_the_device():
+    large = copies(1024, 2)
+    ceiling = 2 * 1024 * MB / min(timing.graph_times_us(large, seconds=0.1))
+    for size in (1, 8, 64):
+        times = timing.graph_times_us(copies(size, timing.rotations(2 * size * MB)), seconds=0.1)
+        assert 2 * size * MB / sorted(times)[len(times) // 2] <= 1.03 * ceiling
+
+
+@pytest.mark.gpu
+def test_one_set_alone_is_warm_and_would_flatter():
+    cold = timing.graph_times_us(copies(8, timing.rotations(16 * MB)), seconds=0.05)
+    warm = timing.graph_times_us(copies(8, 1) * 4, seconds=0.05)
+    assert sorted(warm)[len(warm) // 2] < 0.8 * sorted(cold)[len(cold) // 2]
+
+
+@pytest.mark.gpu
+def test_a_graph_runs_every_call_once_a_round_and_eager_costs_more():
+    counters = torch.zeros(3, dtype=torch.int64, device="cuda")
+    calls = [lambda i=i: counters[i].add_(1) for i in range(3)]
+    graph = timing.graph_times_us(calls, seconds=0.05)
+    assert counters.unique().numel() == 1 or (counters.max() - counters.min()) <= 2
+    eager = timing.eager_times_us(calls, seconds=0.05)
+    assert 0.5 < sorted(graph)[len(graph) // 2] < 0.7 * sorted(eager)[len(eager) // 2]
+
+
+@pytest.mark.gpu
+def test_two_arms_of_one_work_agree():
+    calls = copies(32, 4)
+    samples = timing.interleaved({"one": calls, "two": calls}, seconds=0.2)
+    one, two = (sorted(times)[len(times) // 2] for times in samples.values())
+    assert one == pytest.approx(two, rel=0.03)
