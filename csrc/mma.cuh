@@ -1,0 +1,93 @@
+// csrc/mma.cuh: tensor cores by mma.sync (m16n8k16, bf16 or half in, f32 out), and the loads that feed them: ldmatrix
+//   from shared memory, cp.async from global to shared memory. sm_80 and up, with one meaning on all of them.
+//   Fragments of a warp, lane = 4 g + t, g = 0..7, t = 0..3 (PTX ISA, "Matrix fragments for mma.m16n8k16"):
+//     A [16 x 16]  a[0] row g, k 2t..2t+1 | a[1] row g + 8 | a[2] row g, k 2t+8..2t+9 | a[3] row g + 8, k 2t+8..2t+9
+//     B [16 x 8]   b0 column g, k 2t..2t+1 | b1 column g, k 2t+8..2t+9
+//     D [16 x 8]   d[0..1] row g, columns 2t..2t+1 | d[2..3] row g + 8
+//   test through every kernel that includes it
+#pragma once
+
+#include "common.cuh"
+
+// ---- ldmatrix ----------------------------------------------------------------------------------------------------
+// Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8, a multiple of 16.
+
+// r[m] = row g, columns 2t..2t+1 of matrix m.
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// r[m] = rows 2t..2t+1, column g of matrix m.
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// ---- mma ---------------------------------------------------------------------------------------------------------
+
+// d += A B. T is bf16 or half.
+template <typename T>
+DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+DEVICE void multiply_add<bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+DEVICE void multiply_add<half>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats as one register of a fragment, `low` at the lower column; rounds to nearest even.
+template <typename T>
+DEVICE u32 pack_pair(float low, float high);
+
+template <>
+DEVICE u32 pack_pair<bf16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const u32*>(&pair);
+}
+
+template <>
+DEVICE u32 pack_pair<half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const u32*>(&pair);
+}
+
+// ---- cp.async ----------------------------------------------------------------------------------------------------
+
+// 16 bytes from global to shared memory, both addresses multiples of 16, past L1; zeros are written, and nothing is
+// read, where `valid` is false.
+DEVICE void copy_async(u32 shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :
+               : "r"(shared), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's groups are still under way. Other threads' copies need a barrier too.
+template <int PENDING>
+DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+}
+
+// ---- barriers ----------------------------------------------------------------------------------------------------
+
+// A barrier of `threads` threads (whole warps) under a number 1..15; number 0 is __syncthreads.
+DEVICE void named_barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
