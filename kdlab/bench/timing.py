@@ -84,8 +84,7 @@ def interleaved(
     seconds = check_float("seconds", seconds, above=0.0)
     if not arms or not all(arms.values()):
         raise ArgumentError("arms", "at least one, and a call in each", [name for name in arms if not arms[name]])
-    passes = {name: (_graph_pass if graph else _eager_pass)(calls, warmup) for name, calls in arms.items()}
-    return _sample(passes, seconds)
+    return sample({name: make_pass(calls, warmup=warmup, graph=graph) for name, calls in arms.items()}, seconds)
 
 
 def require_gpu(what: str) -> None:
@@ -95,31 +94,52 @@ def require_gpu(what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class Pass:
+    """All calls of an arm, ready to be run and timed as one."""
+
     run: Call
     num_calls: int
 
 
-def _eager_pass(calls: Sequence[Call], warmup: int) -> _Pass:
+def make_pass(calls: Sequence[Call], *, warmup: int = 1, graph: bool = True) -> Pass:
+    """Warm calls up and capture them, or leave them eager: the part that may fail for one arm alone."""
     calls = _few_enough(calls, warmup)
+    if graph:
+        return _graph_pass(calls)
 
     def run() -> None:
         for call in calls:
             call()
 
-    return _Pass(run, len(calls))
+    return Pass(run, len(calls))
 
 
-def _graph_pass(calls: Sequence[Call], warmup: int) -> _Pass:
+def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]:
+    """Time passes in turns for so many seconds of device time: the other part of `interleaved`."""
+    names = list(passes)
+    once = dict(zip(names, _event_times_us([passes[name].run for name in names]), strict=True))
+    turn_us = sum(once.values())
+    warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
+    turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(1e6 * seconds / turn_us) - warm))
+    order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
+    times = []
+    for first in range(0, len(order), _CHUNK):
+        times += _event_times_us([passes[name].run for name in order[first : first + _CHUNK]])
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
+        samples[name].append(time_us / passes[name].num_calls)
+    return samples
+
+
+def _graph_pass(calls: Sequence[Call]) -> Pass:
     """Capture the calls, as often round as a pass needs to be long enough to time."""
-    calls = _few_enough(calls, warmup)
     once = _capture(calls)
     once.replay()
     pass_us = _event_times_us([once.replay])[0]
     rounds = min(math.ceil(_MIN_PASS_US / max(pass_us, 1.0)), max(1, _MAX_NODES // len(calls)))
     if rounds > 1:
         once = _capture([*calls] * rounds)
-    return _Pass(once.replay, len(calls) * rounds)
+    return Pass(once.replay, len(calls) * rounds)
 
 
 def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
@@ -153,22 +173,6 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             gc.enable()
     torch.cuda.synchronize()
     return graph
-
-
-def _sample(passes: Mapping[str, _Pass], seconds: float) -> dict[str, list[float]]:
-    names = list(passes)
-    once = dict(zip(names, _event_times_us([passes[name].run for name in names]), strict=True))
-    turn_us = sum(once.values())
-    warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
-    turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(1e6 * seconds / turn_us) - warm))
-    order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
-    times = []
-    for first in range(0, len(order), _CHUNK):
-        times += _event_times_us([passes[name].run for name in order[first : first + _CHUNK]])
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
-        samples[name].append(time_us / passes[name].num_calls)
-    return samples
 
 
 def _event_times_us(runs: Sequence[Call]) -> list[float]:

@@ -34,7 +34,7 @@ class Clock:
 
 
 def passes(clock, **us):
-    return {name: timing._Pass(clock.call(name, time), 4) for name, time in us.items()}
+    return {name: timing.Pass(clock.call(name, time), 4) for name, time in us.items()}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_set_has_a_size(size):
 
 def test_arms_take_turns_and_the_first_of_a_turn_changes(monkeypatch):
     clock = Clock(monkeypatch)
-    samples = timing._sample(passes(clock, a=100.0, b=300.0), seconds=0.01)
+    samples = timing.sample(passes(clock, a=100.0, b=300.0), seconds=0.01)
     assert {name: set(times) for name, times in samples.items()} == {"a": {25.0}, "b": {75.0}}
     assert len(samples["a"]) == len(samples["b"]) >= 5
     turns = ["".join(clock.order[i : i + 2]) for i in range(2, len(clock.order), 2)]
@@ -62,7 +62,7 @@ def test_arms_take_turns_and_the_first_of_a_turn_changes(monkeypatch):
 @pytest.mark.parametrize(("us", "seconds"), [(500.0, 0.1), (1e6, 0.1), (10.0, 1.0)])
 def test_the_samples_fit_the_seconds_with_five_at_least(monkeypatch, us, seconds):
     clock = Clock(monkeypatch)
-    count = len(timing._sample(passes(clock, a=us), seconds)["a"])
+    count = len(timing.sample(passes(clock, a=us), seconds)["a"])
     assert 5 <= count <= 400
     assert clock.now <= max(1e6 * seconds + 2 * us, 8 * us)
 
