@@ -17,8 +17,8 @@ from kdlab.errors import ArgumentError, UnsupportedDevice
 
 Call = Callable[[], object]
 
-MAX_ROTATIONS = 512
-"""Sets smaller than L2 / 256 stay in the cache: such inputs come warm from the op before in a round as well."""
+MAX_ROTATIONS, WARM_ROTATIONS = 512, 8
+"""Sets so small that MAX_ROTATIONS of them stay in the cache are timed warm, as the op before leaves them in a round."""
 
 _MIN_PASS_US = 300.0  # the gap between two graph launches, a few microseconds, is below 1 % of it
 _MAX_PASS_US = 20_000.0  # a pass as long as this has outlasted any cache with the calls it has
@@ -29,7 +29,7 @@ _CHUNK = 64
 
 
 def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.device | None = None) -> int:
-    """Return how many buffer sets together hold twice the L2 cache, 2 at least and MAX_ROTATIONS at most.
+    """Return how many buffer sets together hold twice the L2 cache, 2 at least; WARM_ROTATIONS for very small sets.
 
     Args:
         bytes_per_set: what one call reads and writes.
@@ -42,7 +42,8 @@ def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.
     if l2_bytes is None:
         require_gpu("rotations")
         l2_bytes = int(torch.cuda.get_device_properties(device or torch.cuda.current_device()).L2_cache_size)
-    return max(2, min(MAX_ROTATIONS, math.ceil(2 * l2_bytes / bytes_per_set)))
+    count = max(2, math.ceil(2 * l2_bytes / bytes_per_set))
+    return count if count <= MAX_ROTATIONS else WARM_ROTATIONS
 
 
 def graph_times_us(calls: Sequence[Call], *, seconds: float = 0.2, warmup: int = 1) -> list[float]:
