@@ -18,7 +18,7 @@ from kdlab.errors import ArgumentError, UnsupportedDevice
 Call = Callable[[], object]
 
 MAX_ROTATIONS, WARM_ROTATIONS = 512, 8
-"""Sets so small that MAX_ROTATIONS of them stay in the cache are timed warm, as the op before leaves them in a round."""
+"""Sets so small that MAX_ROTATIONS of them stay in the cache are timed warm, as the op before leaves them."""
 
 _MIN_PASS_US = 300.0  # the gap between two graph launches, a few microseconds, is below 1 % of it
 _MAX_PASS_US = 20_000.0  # a pass as long as this has outlasted any cache with the calls it has
