@@ -124,7 +124,8 @@ struct Min {
   DEVICE T operator()(T a, T b) const { return a < b ? a : b; }
 };
 
-// Every lane of each group of WIDTH neighbours gets the result, always in the same order of operations; all 32 lanes call.
+// Every lane of each group of WIDTH neighbours gets the result, always in the same order of operations.
+// All 32 lanes must call.
 template <int WIDTH = WARP, typename T, typename Op>
 DEVICE T warp_reduce(T value, Op op) {
   static_assert(WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16 || WIDTH == 32, "a power of two within a warp");

@@ -1,5 +1,9 @@
-"""Constants of target and drafter, read from Hugging Face `config.json`: none of them stands in the code."""
+"""Constants of target and drafter, read from Hugging Face `config.json`: none of them stands in the code.
 
+The one module that reads environment variables, too: see `cache_folder`.
+"""
+
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +14,9 @@ from kdlab.checks import check_float
 from kdlab.config_drafter import DrafterConfig
 from kdlab.config_fields import MAX_LAYERS, Fields, load_config
 from kdlab.config_rope import RopeConfig
+from kdlab.errors import ArgumentError
 
-__all__ = ["DrafterConfig", "RopeConfig", "TargetConfig"]
+__all__ = ["DrafterConfig", "RopeConfig", "TargetConfig", "cache_folder"]
 
 # compressed-tensors' name for what Kimi K2.6 ships; kdlab reads no other quantised format.
 INT4_GROUP = 32
@@ -170,3 +175,20 @@ def _experts_int4(top: Fields, text: Fields) -> bool:
     weights.choice("dynamic", (False,), False)
     weights.choice("actorder", (), None)
     return True
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: $KDLAB_CACHE, else kdlab/ in $XDG_CACHE_HOME or in ~/.cache.
+
+    Raises:
+        ArgumentError: no variable is set and the user has no home.
+    """
+    own, shared = os.environ.get("KDLAB_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own).expanduser().absolute()
+    if shared:
+        return Path(shared).absolute() / "kdlab"
+    try:
+        return Path.home() / ".cache" / "kdlab"
+    except RuntimeError as error:
+        raise ArgumentError("KDLAB_CACHE", "a folder in this environment variable (there is no home)", None) from error

@@ -57,4 +57,8 @@ class UnsupportedDevice(KdlabError, RuntimeError):
 
 
 class BuildError(KdlabError, RuntimeError):
-    """A CUDA source did not compile: the message holds the file, its constants, the architecture and the compiler's log."""
+    """A CUDA source did not compile: the message holds file, constants, architecture and the compiler's log."""
+
+
+class LaunchError(KdlabError, RuntimeError):
+    """The driver refused a kernel's launch: the message holds the kernel, its launch configuration and the reason."""

@@ -1,0 +1,103 @@
+"""CUDA kernels compiled when they are first called: `kernel(build, name, device).launch(grid, block, ...)`.
+
+An op module names its builds (`Build`), asks for a kernel at every call and launches it. Asking is cheap when nothing
+changed, and after an edit of a `.cu` or `.cuh` the next call compiles: in a child process, because a compiler that
+crashes must not take a notebook's kernel with it, and into a cache on disk. `jit_source` knows the files,
+`jit_toolchain` the compiler, `jit_build` compiles, `jit_cache` keeps, `jit_launch` launches.
+"""
+
+import functools
+import threading
+
+import torch
+
+from kdlab.errors import UnsupportedDevice
+from kdlab.kernels.jit_build import HOPPER, PORTABLE, Build, compile_all, compile_build
+from kdlab.kernels.jit_launch import Kernel
+from kdlab.kernels.jit_source import Source, read_source
+
+__all__ = ["HOPPER", "PORTABLE", "Build", "Kernel", "arch_of", "compile_all", "kernel", "num_sms"]
+
+ARCHS = {(8, 0): "sm_80", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
+"""Compute capabilities and the architectures that are compiled for them."""
+
+# Loaded kernels: machine code lives as long as the process, as torch's own does.
+_loaded: dict[tuple[Build, str, torch.device], tuple[Kernel, Source]] = {}
+_lock = threading.Lock()
+
+
+def kernel(build: Build, name: str, device: torch.device) -> Kernel:
+    """Return the `extern "C" __global__` function `name` of `build`, compiled for the GPU at hand.
+
+    It compiles when source, includes, constants, compiler or architecture changed, also in a running process; while a
+    CUDA graph is being captured, files are not looked at.
+
+    Args:
+        build: the source and its constants.
+        name: of the function.
+        device: the GPU; an index is optional.
+
+    Raises:
+        UnsupportedDevice: no GPU, no driver, no compiler, or an architecture that `build` is not for.
+        BuildError: the source does not compile: the message has the compiler's log with file and line.
+        ArgumentError: the source has no such kernel.
+    """
+    if device.index is None:
+        arch_of(device)
+        device = torch.device("cuda", torch.cuda.current_device())
+    found = _loaded.get((build, name, device))
+    if found is not None and (torch.cuda.is_current_stream_capturing() or found[1].is_current()):
+        return found[0]
+    with _lock:
+        return _refresh(build, name, device)
+
+
+def _refresh(build: Build, name: str, device: torch.device) -> Kernel:
+    arch = arch_of(device)
+    if arch not in build.archs:
+        gpu = torch.cuda.get_device_name(device)
+        raise UnsupportedDevice(f"{build.file} is for {', '.join(build.archs)}; {gpu} is {arch}")
+    old, source = _loaded.get((build, name, device)), read_source(build.path)
+    if old is not None and old[1].digest == source.digest:
+        loaded = old[0]  # touched, not edited
+    else:
+        cubin, source = compile_build(build, arch)
+        loaded = Kernel(cubin, name, device, str(build), dict(build.shared_bytes).get(name))
+    _loaded[build, name, device] = loaded, source
+    return loaded
+
+
+def arch_of(device: torch.device) -> str:
+    """Return the architecture that kernels are compiled for on this GPU, `"sm_90a"` for one.
+
+    Raises:
+        UnsupportedDevice: `device` is no GPU, or there is none, or kdlab has no kernels for it.
+    """
+    if device.type != "cuda":
+        raise UnsupportedDevice(f"kernels run on a CUDA GPU, not on {device.type}")
+    # Before anything else: calls into the CUDA driver hang for ever on a machine that has none.
+    if not torch.cuda.is_available():
+        why = "this torch is a CPU build" if torch.version.cuda is None else "torch finds no GPU or no working driver"
+        raise UnsupportedDevice(f"kernels need an NVIDIA GPU: {why}")
+    return _arch_of_index(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _arch_of_index(index: int) -> str:
+    if index >= torch.cuda.device_count():
+        raise UnsupportedDevice(f"there is no cuda:{index}, only {torch.cuda.device_count()} GPUs")
+    capability = torch.cuda.get_device_capability(index)
+    if capability not in ARCHS:
+        gpu, known = torch.cuda.get_device_name(index), ", ".join(map(_dotted, ARCHS))
+        raise UnsupportedDevice(f"{gpu} has compute capability {_dotted(capability)}; kdlab's kernels are for {known}")
+    return ARCHS[capability]
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def num_sms(device: torch.device) -> int:
+    """Return how many multiprocessors the GPU has; raises as `arch_of` does."""
+    arch_of(device)
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
