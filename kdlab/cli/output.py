@@ -62,19 +62,19 @@ def _cell(value: Any, whole: bool) -> str:
 class Progress:
     """Progress on standard error: one line that is redrawn on a terminal, now and then a new line elsewhere."""
 
-    def __init__(self, name: str, *, every_s: float = 5.0) -> None:
-        self._name, self._every_s, self._last = name, every_s, -math.inf
+    def __init__(self, name: str, things: str = "prompts", *, every_s: float = 5.0) -> None:
+        self._name, self._things, self._every_s, self._last = name, things, every_s, -math.inf
         self._started, self._terminal = time.monotonic(), sys.stderr.isatty()
 
     def __call__(self, done: int, total: int) -> None:
-        """Say that `done` of `total` prompts are done."""
+        """Say that `done` of `total` things are done."""
         now = time.monotonic()
         if now - self._last < (0.2 if self._terminal else self._every_s) and done < total:
             return
         self._last = now
         end = "\n" if done >= total or not self._terminal else ""
         start = "\r" if self._terminal else ""
-        line = f"{start}{self._name}: {done} of {total} prompts, {now - self._started:.0f} s"
+        line = f"{start}{self._name}: {done} of {total} {self._things}, {now - self._started:.0f} s"
         print(line, end=end, file=sys.stderr, flush=True)
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab.cli import doctor, model_verbs, notebook_verbs
+from kdlab.cli import bench_verbs, doctor, model_verbs, notebook_verbs
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -44,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(verbs)
     _add_record(verbs)
     _add_sweep(verbs)
+    _add_bench(verbs)
     _add_run(verbs)
     _add_report(verbs)
     return parser
@@ -112,6 +113,35 @@ def _add_sweep(verbs: Any) -> None:
         "--budgets", default=DEFAULT_BUDGETS, help="numbers and ranges, with commas (default: %(default)s)"
     )
     parser.add_argument("--truncated", action="store_true", help="admit budgets above the field's top-k and mark them")
+
+
+def _add_bench(verbs: Any) -> None:
+    text = "Measure this machine's GPU."
+    epilog = "examples:\n  kdlab bench kernels\n  kdlab bench kernels --json"
+    raw = argparse.RawDescriptionHelpFormatter
+    bench = verbs.add_parser("bench", help=text, description=text, epilog=epilog, formatter_class=raw)
+    bench.set_defaults(verb_parser=bench)
+    benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    examples = """
+        kdlab bench kernels
+        kdlab bench kernels --ops verify_attention,moe_int4 --heads 8
+        kdlab bench kernels --seconds 300 --out data/recorded/kernels-h200.parquet
+    """
+    text = "Time the CUDA ops beside their peers at Kimi K2.6's sizes; needs a GPU."
+    parser = _add_verb(benchmarks, "kernels", bench_verbs.run_bench_kernels, text, examples)
+    long = "for all of it; from 120 every case is timed, below it the few that stand for them (default: %(default)s)"
+    parser.add_argument("--seconds", type=float, default=25.0, help=long)
+    parser.add_argument("--ops", type=_names, metavar="OP,...", help="(default: all)")
+    parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in _names(text)]
 
 
 def _add_run(verbs: Any) -> None:

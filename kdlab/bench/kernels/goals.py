@@ -1,0 +1,41 @@
+"""What each op is to reach on an H200, as the design sets it: microseconds in a CUDA graph."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Medians = Callable[[str, Mapping[str, Any], str], float | None]
+"""Median microseconds in a graph of (op, sizes, arm) in the same run; None where it was not timed."""
+
+_TREE_BUILD_US = {64: 8.0, 256: 15.0, 1024: 40.0}
+
+
+def goal_us(op: str, sizes: Mapping[str, Any], floor_us: float, medians: Medians) -> float | None:
+    """Return the most that kdlab's arm of a case may take; None where no goal is set or its yardstick was not timed.
+
+    Args:
+        op, sizes: of the case.
+        floor_us: the case's bound on this machine.
+        medians: the times that a goal is relative to.
+    """
+    if op == "draft_topk" and sizes["k"] == 64:
+        return 8.0 if sizes["streams"] == 1 else 2.0 * floor_us
+    if op == "tree_build":
+        return _tree_build_us(sizes, medians)
+    if op == "verify_attention":
+        flashmla = medians(op, sizes, "flashmla prefix")
+        return None if flashmla is None else max(0.75 * flashmla, floor_us / 0.83 + 4.0)
+    if op == "target_sample":
+        return 2.0 * floor_us
+    if op == "tree_accept" and (sizes["streams"], sizes["rows"]) == (8, 64):
+        return 2.5
+    if op == "kv_commit" and (sizes["streams"], sizes["moved"], sizes["tap_width"]) == (1, 8, 0):
+        return 5.0
+    return floor_us / 0.75 if op == "moe_int4" else None
+
+
+def _tree_build_us(sizes: Mapping[str, Any], medians: Medians) -> float | None:
+    """Eight streams may take a tenth more than one."""
+    if sizes["streams"] == 1:
+        return _TREE_BUILD_US.get(sizes["budget"])
+    alone = medians("tree_build", {**sizes, "streams": 1}, "cuda")
+    return None if alone is None else 1.1 * alone

@@ -1,0 +1,85 @@
+"""Measured kernels as result rows.
+
+Rows of one case share `op` and `case` (its sizes as JSON). Metrics: `time_us` (one row an arm and mode: `impl` names
+the arm, `graph` is "graph" or "eager", samples kept), `floor_us` (the case's bound by the ceilings of the same run),
+`goal_us` (`impl` names the arm that it is about), `relative_error` (an arm's worst row against float64; for arms that
+give integers, the share of wrong ones). Ceilings have op "ceiling" and metric "rate" or "time_us".
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from kdlab.bench.kernels.case import Arm, Case
+from kdlab.bench.kernels.ceilings import Ceiling
+from kdlab.bench.kernels.goals import goal_us
+from kdlab.bench.rows import bench_row, rows_frame, summarize_samples
+
+Row = dict[str, Any]
+"""Arguments of `bench_row`, without the provenance."""
+
+GRAPH, EAGER = "graph", "eager"
+
+
+def time_row(case: Case, name: str, arm: Arm, samples: Sequence[float], graph: bool) -> Row:
+    """One arm's times; `method` says whether it is kdlab's own or a peer."""
+    mode = GRAPH if graph else EAGER
+    rounded = [round(sample, 3) for sample in samples]
+    return _row(case, "time_us", "us", samples=rounded, impl=name, method="own" if arm.own else "peer", graph=mode)
+
+
+def error_row(case: Case, name: str, arm: Arm, error: float) -> Row:
+    """One arm's error in a check; an infinite one stands as a very large one."""
+    method, value = "own" if arm.own else "peer", min(error, 1e30)
+    return _row(case, "relative_error", "1", value=value, impl=name, method=method)
+
+
+def ceiling_row(ceiling: Ceiling) -> Row:
+    """One ceiling of the card."""
+    metric = "time_us" if ceiling.unit == "us" else "rate"
+    columns: Row = {"metric": metric, "unit": ceiling.unit, "samples": ceiling.samples, "graph": GRAPH}
+    return {"op": "ceiling", "case": {"of": ceiling.name, "what": ceiling.what}, **columns}
+
+
+def goal_rows(floors: Sequence[tuple[Case, float]], rows: Sequence[Row]) -> list[Row]:
+    """The bound of every timed case, and the goal where the design sets one."""
+    medians = {
+        (row["op"], _key(row["case"]), row["impl"]): summarize_samples(row["samples"])["median"]
+        for row in rows
+        if row["metric"] == "time_us" and row["op"] != "ceiling" and row["graph"] == GRAPH
+    }
+
+    def median(op: str, sizes: Mapping[str, Any], arm: str) -> float | None:
+        return medians.get((op, _key(sizes), arm))
+
+    found = []
+    for case, floor_us in floors:
+        found.append(_row(case, "floor_us", "us", value=floor_us))
+        goal = goal_us(case.op, case.sizes, floor_us, median)
+        arm = next((name for name, arm in case.arms.items() if arm.goal), None)
+        if goal is not None and arm is not None:
+            found.append(_row(case, "goal_us", "us", value=goal, impl=arm))
+    return found
+
+
+def _key(sizes: Mapping[str, Any]) -> str:
+    return json.dumps(dict(sizes), sort_keys=True)
+
+
+def _row(case: Case, metric: str, unit: str, **columns: Any) -> Row:
+    sizes = case.sizes
+    places = {"streams": sizes.get("streams"), "rows": sizes.get("rows"), "context": sizes.get("prefix")}
+    return {"op": case.op, "metric": metric, "unit": unit, "case": dict(sizes), **places, **columns}
+
+
+def to_frame(rows: Sequence[Row], provenance: Mapping[str, Any], state: Mapping[str, Any]) -> pd.DataFrame:
+    """Return rows of one run as a table of ROWS_FORMAT.
+
+    Args:
+        rows: of this module.
+        provenance: of the run.
+        state: clock and temperature columns.
+    """
+    return rows_frame([bench_row(**row, provenance=provenance, **state) for row in rows])

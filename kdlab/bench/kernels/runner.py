@@ -1,0 +1,196 @@
+"""The kernel benchmark: every arm checked, then timed beside its peers, within a given time."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pandas as pd
+import torch
+
+from kdlab.bench.kernels.case import Arm, Case, Inputs
+from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
+from kdlab.bench.kernels.measured import Row, ceiling_row, error_row, goal_rows, time_row, to_frame
+from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of
+from kdlab.bench.rows import state_columns
+from kdlab.bench.timing import Call, Pass, make_pass, require_gpu, rotations, sample
+from kdlab.checks import check_choice, check_float
+from kdlab.errors import ArgumentError, KdlabError
+from kdlab.kernels.builds import all_builds
+from kdlab.kernels.jit import arch_of, compile_all
+from kdlab.machine import gpu_state
+from kdlab.provenance import run_provenance
+
+WHOLE_SECONDS = 120.0
+"""From here on every case is timed, below it the few that stand for them."""
+
+_CEILING_SHARE, _EAGER_SHARE = 0.05, 0.2
+_MOST_CASE_S, _LEAST_CASE_S = 3.0, 0.02
+_MOST_SET_BYTES = 8 << 30
+_COMPILERS = 8
+_FAILURES = (KdlabError, ImportError, RuntimeError)
+"""What one arm may fail with while the others go on: not there, not for this card, out of memory, no capture."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBench:
+    """What a run of the benchmark found."""
+
+    rows: pd.DataFrame  # of ROWS_FORMAT
+    messages: tuple[str, ...]  # what was cut, what could not run, what was refused as wrong
+
+
+@dataclass(slots=True)
+class _Run:
+    deadline: float
+    rows: list[Row] = field(default_factory=list)
+    messages: dict[str, None] = field(default_factory=dict)  # in order, each once
+    barred: set[tuple[str, str]] = field(default_factory=set)  # (op, arm) that is wrong or cannot run
+
+    def bar(self, op: str, arm: str, why: str) -> None:
+        self.barred.add((op, arm))
+        self.messages[f"{op}, {arm}: {why}"] = None
+
+
+def bench_kernels(
+    *,
+    seconds: float = 25.0,
+    ops: Sequence[str] = OPS,
+    heads: Sequence[int] = HEADS,
+    progress: Progress | None = None,
+) -> KernelBench:
+    """Time kdlab's kernels and their peers on the GPU at hand, at Kimi K2.6's sizes.
+
+    First the card's ceilings are measured and every arm's result is compared with float64 on small inputs; a wrong arm
+    is not timed. Then the cases, arms in turns, in a CUDA graph and eager, with buffers rotated past the L2 cache.
+
+    Args:
+        seconds: for all of it, compilation included. Below `WHOLE_SECONDS` only the cases of a short run are timed.
+        ops: some of `OPS`.
+        heads: some of `HEADS`.
+        progress: called with (cases done, cases in all).
+
+    Raises:
+        UnsupportedDevice: there is no GPU, or one that kdlab has no kernels for.
+        ArgumentError: an unknown op or number of heads.
+    """
+    seconds = check_float("seconds", seconds, above=0.0)
+    _check_chosen("ops", ops, OPS)
+    _check_chosen("heads", heads, HEADS)
+    require_gpu("bench kernels")
+    run, device = _Run(time.monotonic() + seconds), torch.device("cuda")
+    provenance, before, arch = run_provenance(device="cuda", dtype="bfloat16"), gpu_state(device), arch_of(device)
+    compile_all([(build, arch) for build in all_builds() if arch in build.archs], workers=_COMPILERS)
+    ceilings = measure_ceilings(_CEILING_SHARE * seconds)
+    run.rows += [ceiling_row(ceiling) for ceiling in ceilings.all]
+    for op in ops:
+        for case in checks_of(op, tuple(heads)):
+            _check(run, case)
+    whole = [case for op in ops for case in cases_of(op, tuple(heads))]
+    cases = whole if seconds >= WHOLE_SECONDS else [case for case in whole if case.default]
+    if len(cases) < len(whole):
+        run.messages[f"short run: {len(whole) - len(cases)} of {len(whole)} cases left out; --seconds 300 has all"] = (
+            None
+        )
+    floors = _time_cases(run, cases, ceilings, progress)
+    run.rows += goal_rows(floors, run.rows)
+    state = state_columns(before, gpu_state(device))
+    return KernelBench(to_frame(run.rows, provenance, state), tuple(run.messages))
+
+
+def _check_chosen(name: str, chosen: Sequence[object], known: Sequence[object]) -> None:
+    if isinstance(chosen, str) or not chosen:
+        raise ArgumentError(name, "some of " + ", ".join(map(str, known)), chosen or "none")
+    for value in chosen:
+        check_choice(name, value, known)
+
+
+def _checked_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
+    """Check every arm of every op; returns the cases to time."""
+    every: list[Case] = []
+    for op in ops:
+        try:
+            cases, checks = cases_of(op, heads), checks_of(op, heads)
+        except ImportError as failure:
+            run.messages[f"{op}: not there: {failure}"] = None
+            continue
+        every += cases
+        for case in checks:
+            _check(run, case)
+    chosen = [case for case in every if whole or case.default]
+    if len(chosen) < len(every):
+        run.messages[f"short run: {len(chosen)} of {len(every)} cases; --seconds 300 has all"] = None
+    return chosen
+
+
+def _check(run: _Run, case: Case) -> None:
+    """Compare every arm with float64, and bar those that are wrong or cannot run."""
+    for name, arm in case.arms.items():
+        if (case.op, name) in run.barred:
+            continue
+        try:
+            inputs = case.make(0)
+            out = arm.run(arm.prepare(inputs) if arm.prepare else inputs)
+            error = arm.error(case.make(0), out)  # fresh, as an arm may write its inputs
+        except _FAILURES as failure:
+            torch.cuda.synchronize()  # an error that stays is no arm's alone: it ends the run here
+            run.bar(case.op, name, f"cannot run: {_first_line(failure)}")
+            continue
+        run.rows.append(error_row(case, name, arm, error))
+        if not error <= arm.limit:
+            run.bar(case.op, name, f"WRONG, not timed: error {error:.3g} above {arm.limit:g} in {case.name}")
+
+
+def _time_cases(
+    run: _Run, cases: Sequence[Case], ceilings: Ceilings, progress: Progress | None
+) -> list[tuple[Case, float]]:
+    """Give each case its part of the time that is left, and leave out the last ones when none is."""
+    floors, set_up_s = [], 0.1
+    for done, case in enumerate(cases):
+        begin = time.monotonic()
+        share = (run.deadline - begin) / (len(cases) - done)
+        if share <= 0.0:
+            run.messages[f"out of time: {len(cases) - done} cases left out, from {case.name}"] = None
+            break
+        budget = min(_MOST_CASE_S, max(_LEAST_CASE_S, share - set_up_s))
+        sets = _time_case(run, case, budget)
+        floors.append((case, sum(ceilings.floor_us(case.cost(inputs)) for inputs in sets) / len(sets)))
+        set_up_s += 0.3 * (max(0.0, time.monotonic() - begin - budget) - set_up_s)
+        if progress is not None:
+            progress(done + 1, len(cases))
+    return floors
+
+
+def _time_case(run: _Run, case: Case, seconds: float) -> list[Inputs]:
+    """Time all arms of a case that are not barred; returns the buffer sets, for what depends on them."""
+    count = max(2, min(rotations(case.set_bytes), _MOST_SET_BYTES // case.set_bytes))
+    sets = [case.make(seed) for seed in range(count)]
+    arms = {name: arm for name, arm in case.arms.items() if (case.op, name) not in run.barred}
+    for graph, share in ((True, 1.0 - _EAGER_SHARE), (False, _EAGER_SHARE)):
+        passes = _passes(run, case, {name: arm for name, arm in arms.items() if arm.graph or not graph}, sets, graph)
+        if passes:
+            for name, samples in sample(passes, share * seconds).items():
+                run.rows.append(time_row(case, name, arms[name], samples, graph))
+    return sets
+
+
+def _passes(run: _Run, case: Case, arms: Mapping[str, Arm], sets: Sequence[Inputs], graph: bool) -> dict[str, Pass]:
+    passes = {}
+    for name, arm in arms.items():
+        try:
+            passes[name] = make_pass(_calls(arm, sets), graph=graph)
+        except _FAILURES as failure:
+            torch.cuda.synchronize()
+            mode = "in a graph" if graph else "eager"
+            run.messages[f"{case.name}, {name}: cannot run {mode}: {_first_line(failure)}"] = None
+    return passes
+
+
+def _calls(arm: Arm, sets: Sequence[Inputs]) -> list[Call]:
+    return [partial(arm.run, arm.prepare(inputs) if arm.prepare else inputs) for inputs in sets]
+
+
+def _first_line(failure: BaseException) -> str:
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]

@@ -1,0 +1,91 @@
+"""Rows of the kernel benchmark as one table: time, bound and goal of every arm side by side, and the verdicts."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from kdlab.bench.kernels.measured import GRAPH
+from kdlab.errors import ArgumentError
+
+MET, MISSED = "met", "missed"
+_SIZE_NAMES = {
+    "streams": "S", "rows": "N", "prefix": "prefix", "heads": "H", "vocab": "V", "budget": "B", "depth": "L", "k": "K",
+    "width": "I", "temperature": "T", "top_p": "top_p", "moved": "moved", "layers": "layers",
+}  # fmt: skip
+
+
+def kernel_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line an arm and mode.
+
+    Args:
+        rows: of one run of `bench_kernels`, of ROWS_FORMAT.
+
+    Returns:
+        op, case (the sizes in words), impl, own (whether the arm is kdlab's), mode ("graph" or "eager"), us, p10, p90,
+        floor_us, roofline (floor over time), goal_us and verdict ("met" or "missed", of the arm that the goal is
+        about, in a graph; else None), and one column a size, NaN where an op has no such size.
+
+    Raises:
+        ArgumentError: no kernel times among the rows, or those of several runs.
+    """
+    times = rows[(rows["metric"] == "time_us") & (rows["op"] != "ceiling")]
+    if times.empty:
+        raise ArgumentError("rows", "rows of bench_kernels", "no kernel times")
+    if times["run_id"].nunique(dropna=False) > 1:
+        raise ArgumentError("rows", "rows of one run", f"{times['run_id'].nunique(dropna=False)} runs")
+    floors = _values(rows[rows["metric"] == "floor_us"])
+    goals = _values(rows[rows["metric"] == "goal_us"], "impl")
+    return pd.DataFrame([_line(row, floors, goals) for row in times.to_dict("records")])
+
+
+def case_text(sizes: Mapping[str, Any]) -> str:
+    """Return an op's sizes in words, `S=8 N=33 prefix=4096 H=64`; what is 0 or False is left out."""
+    words = []
+    for name, value in sizes.items():
+        if isinstance(value, str):
+            words.append(value)
+        elif value is True:
+            words.append(name)
+        elif value:
+            words.append(f"{_SIZE_NAMES.get(name, name)}={value:g}")
+    return " ".join(words)
+
+
+def verdict_lines(table: pd.DataFrame) -> list[str]:
+    """Return a sentence a goal that was missed, the worst first, after one that counts those that were met."""
+    judged = table[table["verdict"].notna()]
+    missed = judged[judged["verdict"] == MISSED]
+    lines = [f"{len(judged) - len(missed)} of {len(judged)} goals met"]
+    over = (missed["us"] / missed["goal_us"]).sort_values(ascending=False)
+    for index, factor in over.items():
+        row = missed.loc[index]
+        lines.append(
+            f"missed by {factor - 1.0:.0%}: {row['op']} {row['case']}, {row['impl']}: "
+            f"{row['us']:.1f} us, goal {row['goal_us']:.1f}, floor {row['floor_us']:.1f}"
+        )
+    return lines
+
+
+def _values(rows: pd.DataFrame, *more: str) -> dict[tuple[Any, ...], float]:
+    names = ["op", "case", *more]
+    return {tuple(key): value for *key, value in rows[[*names, "value"]].itertuples(index=False)}
+
+
+def _line(row: Mapping[str, Any], floors: Mapping[Any, float], goals: Mapping[Any, float]) -> dict[str, Any]:
+    key, sizes = (row["op"], row["case"]), json.loads(row["case"])
+    floor, in_graph = floors.get(key), row["graph"] == GRAPH
+    goal = goals.get((*key, row["impl"])) if in_graph else None
+    verdict = None if goal is None else MET if row["median"] <= goal else MISSED
+    return {
+        "op": row["op"], "case": case_text({name: sizes[name] for name in _order(sizes)}), "impl": row["impl"],
+        "own": row["method"] == "own", "mode": row["graph"], "us": row["median"], "p10": row["p10"], "p90": row["p90"],
+        "floor_us": floor, "roofline": None if floor is None else floor / row["median"], "goal_us": goal,
+        "verdict": verdict, **sizes,
+    }  # fmt: skip
+
+
+def _order(sizes: Mapping[str, Any]) -> list[str]:
+    """The names of `_SIZE_NAMES` first, in its order: JSON has sorted them by letter."""
+    return [name for name in _SIZE_NAMES if name in sizes] + [name for name in sizes if name not in _SIZE_NAMES]

@@ -1,0 +1,54 @@
+"""`kdlab bench`: measurements of this machine, as a table and as result rows."""
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from kdlab.cli.output import Progress, print_json, print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def run_bench_kernels(arguments: argparse.Namespace) -> int:
+    """Time the CUDA ops beside their peers; print one table, the verdicts, and what was left out."""
+    from kdlab.bench import write_rows
+    from kdlab.bench.kernels import bench_kernels, kernel_table, verdict_lines
+
+    chosen = {name: value for name in ("ops", "heads") if (value := getattr(arguments, name)) is not None}
+    found = bench_kernels(seconds=arguments.seconds, **chosen, progress=Progress("bench kernels", "cases"))
+    if arguments.out:
+        write_rows(found.rows, arguments.out)
+    table, ceilings = kernel_table(found.rows), _ceilings(found.rows)
+    verdicts = verdict_lines(table)
+    if arguments.json:
+        rows = table.astype(object).where(table.notna(), None).to_dict("records")
+        print_json({"ceilings": ceilings, "rows": rows, "verdicts": verdicts, "messages": found.messages})
+        return 0
+    print_table([_printed(row) for row in table.to_dict("records")])
+    print()
+    for ceiling in ceilings:
+        print(f"{ceiling['of']}: {ceiling['value']:.2f} {ceiling['unit']} ({ceiling['what']})")
+    for line in [*verdicts, *found.messages]:
+        print(line)
+    return 0
+
+
+def _ceilings(rows: "pd.DataFrame") -> list[dict[str, Any]]:
+    measured = rows[rows["op"] == "ceiling"]
+    return [{**json.loads(row["case"]), "value": row["value"], "unit": row["unit"]} for _, row in measured.iterrows()]
+
+
+def _printed(row: dict[str, Any]) -> dict[str, str]:
+    """A line of the printed table: microseconds to a hundredth, the fraction of the roofline in percent."""
+    times = {name: f"{row[name]:10.2f}" for name in ("us", "p10", "p90")}
+    bounds = {name: f"{row[name]:9.2f}" if _is_known(row[name]) else "" for name in ("floor_us", "goal_us")}
+    roofline = f"{100.0 * row['roofline']:7.1f} %" if _is_known(row["roofline"]) else ""
+    words = {name: row[name] for name in ("op", "case", "impl", "mode")}
+    return {**words, **times, "floor_us": bounds["floor_us"], "roofline": roofline, "goal_us": bounds["goal_us"],
+            "goal": row["verdict"] or ""}  # fmt: skip
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)
