@@ -85,9 +85,39 @@ DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
 }
 
+// Has the memory barrier count this thread once all its copies so far have landed; its count includes these arrivals.
+DEVICE void copy_async_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(barrier) : "memory");
+}
+
 // ---- barriers ----------------------------------------------------------------------------------------------------
 
 // A barrier of `threads` threads (whole warps) under a number 1..15; number 0 is __syncthreads.
 DEVICE void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
+
+// A barrier of 8 bytes in shared memory: a phase ends when `count` arrivals have come, and the next begins. One thread
+// makes it, and a __syncthreads follows.
+DEVICE void barrier_init(u32 barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(barrier), "r"(count) : "memory");
+}
+
+DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" : : "r"(barrier) : "memory");
+}
+
+// Waits for the end of a phase; phases have the parities 0, 1, 0, ... so waiting for parity 1 first returns at once.
+DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  u32 done;
+  do {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (!done);
 }

@@ -1,0 +1,92 @@
+// csrc/verify_merge.cu: last step of a tree attention whose tiles were cut along the keys: adds up a tile's parts.
+//   in   o_partial [slots,64,C] f32, normalised | lse_partial [slots,64] f32, log2 | prefix_len [S] i32 |
+//        num_nodes [S] i32, from which the cuts follow (verify_schedule.cuh)
+//   out  o [S,N,H,C] bf16 or half (-DDTYPE) | lse [S,N,H] f32, nats; only rows of cut tiles
+//   math w_i = 2^(lse_i - max lse), o = sum_i w_i o_i / sum_i w_i, lse = max + log2(sum_i w_i), in order of the parts
+//   cost the bytes of the parts, read once
+//   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
+#include "verify_schedule.cuh"
+
+struct Config {
+  static constexpr int C = LATENT, TILE_ROWS = 64, BLOCK_ROWS = 4, VALUES = 8;  // values a thread
+  static constexpr int ROW_THREADS = C / VALUES, THREADS = BLOCK_ROWS * ROW_THREADS * PART_GROUPS;
+};
+static_assert(Config::C % (Config::VALUES * WARP) == 0 && Config::THREADS <= 1024, "whole warps share a row");
+static_assert(Config::TILE_ROWS % Config::BLOCK_ROWS == 0, "a block's rows lie in one tile");
+
+using Work = Schedule<Config::TILE_ROWS, CUT_BLOCK_KEYS, CUT_TILE_UNITS, CUT_MIN_UNITS, CUT_FIXED_KEYS>;
+
+// A sum under way: its weights are relative to 2^best.
+struct Partial {
+  float best = -INFINITY_F32, sum = 0.0f, values[Config::VALUES] = {};
+
+  DEVICE void add(float other_best, float other_sum, const float (&other)[Config::VALUES]) {
+    if (other_sum == 0.0f) return;  // nothing was visible there
+    const float new_best = max(best, other_best);
+    const float mine = exp2f(best - new_best), theirs = exp2f(other_best - new_best);
+    sum = sum * mine + other_sum * theirs;
+#pragma unroll
+    for (int i = 0; i < Config::VALUES; ++i) values[i] = values[i] * mine + other[i] * theirs;
+    best = new_best;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Config::THREADS) verify_merge(
+    const float* __restrict__ o_partial, const float* __restrict__ lse_partial, const i32* __restrict__ prefix_len,
+    const i32* __restrict__ num_nodes, Scalar* __restrict__ o, float* __restrict__ lse, int num_streams, int num_rows,
+    int num_heads, int capacity, int grid, int fixed_parts) {
+  __shared__ float shared[PART_GROUPS - 1 ? PART_GROUPS - 1 : 1][Config::BLOCK_ROWS][Config::C + 2];
+  const Work work(Sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, capacity, grid, fixed_parts});
+  Work::Cut cut;
+  const bool is_cut = work.cut_tile(blockIdx.x, cut);
+  grid_dependency_wait();
+  if (!is_cut) return;
+  const int column = threadIdx.x % Config::ROW_THREADS * Config::VALUES;
+  const int block_row = threadIdx.x / Config::ROW_THREADS % Config::BLOCK_ROWS;
+  const int group = threadIdx.x / (Config::ROW_THREADS * Config::BLOCK_ROWS);
+  const int row = blockIdx.y * Config::BLOCK_ROWS + block_row;
+  const int pair = cut.tile * Config::TILE_ROWS + row;
+  const bool used = pair < work.stream_work(cut.stream).nodes * num_heads;
+  Partial total;
+  if (used) {
+#pragma unroll 4
+    for (int part = group; part < cut.num_parts; part += PART_GROUPS) {
+      const int slot = part == 0 ? cut.first_slot : cut.next_slot + (part - 1) * cut.slot_step;
+      const i64 place = i64(slot) * Config::TILE_ROWS + row;
+      const float part_lse = lse_partial[place];
+      float values[Config::VALUES];
+#pragma unroll
+      for (int i = 0; i < Config::VALUES; i += 4) {
+        const float4 v = *reinterpret_cast<const float4*>(o_partial + place * Config::C + column + i);
+        values[i] = v.x, values[i + 1] = v.y, values[i + 2] = v.z, values[i + 3] = v.w;
+      }
+      total.add(part_lse, part_lse == -INFINITY_F32 ? 0.0f : 1.0f, values);
+    }
+  }
+  if (PART_GROUPS > 1) {
+    if (group > 0) {
+      float* to = shared[group - 1][block_row];
+#pragma unroll
+      for (int i = 0; i < Config::VALUES; ++i) to[column + i] = total.values[i];
+      if (column == 0) to[Config::C] = total.best, to[Config::C + 1] = total.sum;
+    }
+    __syncthreads();
+    if (group > 0) return;
+#pragma unroll
+    for (int other = 0; other < PART_GROUPS - 1; ++other) {
+      const float* from = shared[other][block_row];
+      float values[Config::VALUES];
+#pragma unroll
+      for (int i = 0; i < Config::VALUES; ++i) values[i] = from[column + i];
+      total.add(from[Config::C], from[Config::C + 1], values);
+    }
+  }
+  if (!used) return;
+  const i64 place = i64(cut.stream) * num_rows * num_heads + pair;
+  Vec<Scalar, Config::VALUES> out;
+#pragma unroll
+  for (int i = 0; i < Config::VALUES; ++i)
+    out[i] = from_float<Scalar>(total.sum > 0.0f ? total.values[i] / total.sum : 0.0f);
+  store_vec(o + place * Config::C + column, out);
+  if (column == 0) lse[place] = total.sum > 0.0f ? (total.best + log2f(total.sum)) * LN_2 : -INFINITY_F32;
+}

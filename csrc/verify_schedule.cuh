@@ -1,0 +1,157 @@
+// csrc/verify_schedule.cuh: how the blocks of a persistent grid divide verify_attention, from lengths on the device.
+//   A tile is TILE_ROWS neighbouring (row, head) pairs of a stream; a key block is BLOCK_KEYS keys; a part is a range
+//   of key blocks of one tile, done by one block of the grid. A tile of one part is written at once; the others go to a
+//   workspace as normalised float sums with their log2-sum-exp and are merged by verify_merge.cu.
+//   balanced: all tiles stand in one line of units (a key block each, and TILE_UNITS for a tile's start and end), which
+//     is cut into equal shares, one a grid block. A grid block then has at most two parts that need the workspace.
+//   fixed: a tile is cut into equal parts whose number follows from its stream's prefix alone, so a row's bits do not
+//     depend on the batch; parts go round the grid.
+//   test tests/kernels/test_verify_attention_gpu.py
+#pragma once
+
+#include "common.cuh"
+
+struct Sizes {
+  const i32* __restrict__ prefix_len;  // [S]
+  const i32* __restrict__ num_nodes;   // [S]
+  int num_streams, num_rows, num_heads, capacity;  // capacity: keys that the block table holds
+  int grid;         // blocks that share the work
+  int fixed_parts;  // 0: balanced; else the most parts of a tile
+};
+
+struct StreamWork {
+  int prefix, nodes;  // made legal: within the block table and the tree's capacity
+  int tiles, blocks;  // blocks: of the whole stream; its first tiles need fewer
+};
+
+struct Part {
+  int stream, tile, first_block, end_block;
+  int slot;  // place in the workspace, -1 where this is the whole tile
+};
+
+template <int TILE_ROWS, int BLOCK_KEYS, int TILE_UNITS, int MIN_UNITS, int FIXED_KEYS>
+struct Schedule {
+  Sizes sizes;
+  int share;  // units a grid block, balanced
+
+  DEVICE explicit Schedule(const Sizes& s) : sizes(s), share(0) {
+    if (sizes.fixed_parts) return;
+    int total = 0;
+    for (int i = 0; i < sizes.num_streams; ++i) total += units(stream_work(i));
+    share = max(MIN_UNITS, cdiv(total, sizes.grid));
+  }
+
+  DEVICE StreamWork stream_work(int stream) const { return stream_work(sizes, stream); }
+
+  DEVICE static StreamWork stream_work(const Sizes& sizes, int stream) {
+    StreamWork work;
+    work.prefix = min(max(sizes.prefix_len[stream], 0), sizes.capacity);
+    work.nodes = min(min(max(sizes.num_nodes[stream], 0), sizes.num_rows), sizes.capacity - work.prefix);
+    work.tiles = cdiv(work.nodes * sizes.num_heads, TILE_ROWS);
+    work.blocks = cdiv(work.prefix + work.nodes, BLOCK_KEYS);
+    return work;
+  }
+
+  DEVICE static int units(const StreamWork& work) { return work.tiles * (work.blocks + TILE_UNITS); }
+
+  // Key blocks that a tile needs: no row sees rows behind itself.
+  DEVICE int tile_blocks(const StreamWork& work, int tile) const {
+    const int last_row = (tile * TILE_ROWS + TILE_ROWS - 1) / sizes.num_heads;
+    return cdiv(work.prefix + min(work.nodes, last_row + 1), BLOCK_KEYS);
+  }
+
+  // Parts of a tile in the fixed division; the last one takes the tree too.
+  DEVICE int fixed_parts(const StreamWork& work) const {
+    return min(max(work.prefix / FIXED_KEYS, 1), sizes.fixed_parts);
+  }
+
+  // Fills `part` with the next part of grid block `block` and moves `cursor` on; false when there is none. The cursor
+  // starts at 0; it counts units within the share (balanced) or rounds of the grid (fixed).
+  DEVICE bool next(int block, int& cursor, Part& part) const {
+    return sizes.fixed_parts ? next_fixed(block, cursor, part) : next_balanced(block, cursor, part);
+  }
+
+  DEVICE bool next_balanced(int block, int& cursor, Part& part) const {
+    const int begin = block * share, end = begin + share;
+    int origin = 0;  // first unit of the stream
+    for (int stream = 0; stream < sizes.num_streams; ++stream) {
+      const StreamWork work = stream_work(stream);
+      const int tile_units = work.blocks + TILE_UNITS;
+      while (begin + cursor < end && begin + cursor < origin + units(work)) {
+        const int tile = (begin + cursor - origin) / tile_units, tile_begin = origin + tile * tile_units;
+        const int first = begin + cursor - tile_begin;
+        cursor = min(end, tile_begin + tile_units) - begin;
+        const int blocks = tile_blocks(work, tile);
+        if (first >= blocks) continue;  // nothing but the units of its end
+        const int last = min(blocks, end - tile_begin);
+        const bool whole = first == 0 && last == blocks;
+        part = {stream, tile, first, last, whole ? -1 : 2 * block + (first == 0)};
+        return true;
+      }
+      origin += units(work);
+    }
+    return false;
+  }
+
+  DEVICE bool next_fixed(int block, int& cursor, Part& part) const {
+    int index = block + cursor * sizes.grid;
+    for (int stream = 0; stream < sizes.num_streams; ++stream) {
+      const StreamWork work = stream_work(stream);
+      const int parts = fixed_parts(work);
+      if (index < work.tiles * parts) {
+        const int tile = index / parts, number = index % parts;
+        const int each = cdiv(cdiv(work.prefix, BLOCK_KEYS), parts);
+        const int last = number == parts - 1 ? tile_blocks(work, tile) : (number + 1) * each;
+        part = {stream, tile, number * each, last, parts == 1 ? -1 : fixed_slot(stream, tile, number)};
+        ++cursor;
+        return true;
+      }
+      index -= work.tiles * parts;
+    }
+    return false;
+  }
+
+  DEVICE int max_tiles() const { return cdiv(sizes.num_rows * sizes.num_heads, TILE_ROWS); }
+
+  DEVICE int fixed_slot(int stream, int tile, int number) const {
+    return (stream * max_tiles() + tile) * sizes.fixed_parts + number;
+  }
+
+  // A tile that was cut: its parts have the slots first_slot, next_slot, next_slot + slot_step, ...
+  struct Cut {
+    int stream, tile, num_parts, first_slot, next_slot, slot_step;
+  };
+
+  // The cut tile number `index` of the workspace; false where that one was not cut. Balanced: index is the grid block
+  // that has the tile's first part. Fixed: stream * max_tiles + tile.
+  DEVICE bool cut_tile(int index, Cut& cut) const {
+    return sizes.fixed_parts ? cut_fixed(index, cut) : cut_balanced(index, cut);
+  }
+
+  DEVICE bool cut_fixed(int index, Cut& cut) const {
+    const int stream = index / max_tiles(), tile = index % max_tiles();
+    const StreamWork work = stream_work(stream);
+    const int parts = fixed_parts(work), slot = fixed_slot(stream, tile, 0);
+    cut = {stream, tile, parts, slot, slot + 1, 1};
+    return tile < work.tiles && parts > 1;
+  }
+
+  DEVICE bool cut_balanced(int block, Cut& cut) const {
+    const int end = (block + 1) * share;  // the tile in question holds unit end - 1 and began in this share
+    int origin = 0;
+    for (int stream = 0; stream < sizes.num_streams; ++stream) {
+      const StreamWork work = stream_work(stream);
+      if (end - 1 < origin + units(work)) {
+        const int tile_units = work.blocks + TILE_UNITS;
+        const int tile = (end - 1 - origin) / tile_units, tile_begin = origin + tile * tile_units;
+        const int blocks = tile_blocks(work, tile);
+        if (tile_begin < block * share || tile_begin + blocks <= end) return false;
+        const int parts = cdiv(tile_begin + blocks - end, share) + 1;
+        cut = {stream, tile, parts, 2 * block + 1, 2 * (block + 1), 2};
+        return true;
+      }
+      origin += units(work);
+    }
+    return false;
+  }
+};

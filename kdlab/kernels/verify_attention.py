@@ -1,0 +1,208 @@
+"""Attention of all rows of a draft tree over the latent cache (MLA, absorbed form), with the ancestor mask.
+
+Which kernel runs is one readable choice, `choose_impl`; what the op computes is `reference.verify_attention`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_float, check_int, check_integer_tensor, check_shape
+from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import reference
+from kdlab.kernels.ancestors import num_words, unpack_ancestors
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
+from kdlab.kernels.verify_attention_mma import run_mma
+from kdlab.kernels.verify_attention_naive import run_naive
+
+PAGE_SIZE = 64
+IMPLS = ("auto", "reference", "naive", "mma")
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+LATENT_DIM, ROPE_DIM = 512, 64
+"""C and R of the tensor-core kernels: the latent cache of DeepSeek V3 and of Kimi K2.6."""
+
+Launch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, bool, Tensor, Tensor], None]
+_LAUNCH: dict[str, Launch] = {"naive": run_naive, "mma": run_mma}
+
+
+def verify_attention(
+    q: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    *,
+    scale: float,
+    latent_dim: int,
+    impl: str = "auto",
+    fixed_split: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attend every tree row to the prefix and to its ancestors, whose keys already stand behind the prefix.
+
+    Args:
+        q: [S, N, H, C + R] f32, bf16 or f16, absorbed and rotated; rows from num_nodes on are not read.
+        pages: [P, 64, C + R] in q's dtype, one layer; row i of stream s at its row prefix_len[s] + i.
+        block_table: [S, M] i32, pages of each stream.
+        prefix_len: [S] i32, committed rows, 0 allowed.
+        ancestors: [S, N, ceil(N / 32)] u32, row i sees row j where bit j is set; parents stand before children, so no
+            row sees rows behind itself. Every used row has its own bit set.
+        num_nodes: [S] i32, used rows; 0 for a stream that takes no part.
+        scale: factor of the scores.
+        latent_dim: C, values of a key that are its value too.
+        impl: "auto" is `choose_impl`'s choice; "reference", "naive", "mma", "wgmma" or "flashmla" run or raise.
+        fixed_split: a row's bits depend on its own prefix alone, never on what else is in the batch.
+
+    Returns:
+        o [S, N, H, C] in q's dtype and lse [S, N, H] f32 in nats; 0 and -inf where a row is unused or sees no key.
+
+    Raises:
+        ShapeError: the arguments do not fit one another. ArgumentError: a bad value (lengths are looked at on the CPU
+        only). UnsupportedDevice: this machine cannot run `impl`. NotSupported: `impl` lacks the dtype, the widths or
+        fixed_split.
+    """
+    check_choice("impl", impl, IMPLS)
+    scale = check_float("scale", scale, above=0.0)
+    _check_tensors(q, pages, block_table, prefix_len, ancestors, num_nodes)
+    latent_dim = check_int("latent_dim", latent_dim, minimum=1, maximum=q.shape[-1])
+    if impl == "auto":
+        arch = arch_of(q.device) if q.device.type == "cuda" else None
+        impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim)
+    if impl == "reference":
+        return _reference(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim)
+    if q.device.type != "cuda":
+        raise UnsupportedDevice(f"verify_attention: impl={impl!r} needs a CUDA GPU, q is on {q.device}")
+    if impl != "naive" and (latent_dim, q.shape[-1] - latent_dim) != (LATENT_DIM, ROPE_DIM):
+        got = f"{latent_dim} and {q.shape[-1] - latent_dim}"
+        raise NotSupported("latent_dim", f"widths {LATENT_DIM} and {ROPE_DIM} for impl={impl!r}", got)
+    return _op(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim, impl, fixed_split)
+
+
+def choose_impl(arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int) -> str:
+    """Return what "auto" runs.
+
+    Args:
+        arch: of the GPU, "sm_90a"; None on the CPU.
+        dtype: of q and pages.
+        latent_dim, rope_dim: C and R.
+    """
+    on_tensor_cores = dtype in (torch.bfloat16, torch.float16) and (latent_dim, rope_dim) == (LATENT_DIM, ROPE_DIM)
+    if arch in HOPPER and on_tensor_cores and "wgmma" in IMPLS:
+        return "wgmma"
+    if arch in PORTABLE and on_tensor_cores and "mma" in IMPLS:
+        return "mma"
+    return "reference"
+
+
+def verify_attention_cost(
+    num_rows: int,
+    prefix_lens: Sequence[int],
+    num_heads: int,
+    *,
+    latent_dim: int = LATENT_DIM,
+    rope_dim: int = ROPE_DIM,
+    itemsize: int = 2,
+) -> Cost:
+    """Return the least work of one call: every key, query and output once, every query on the prefix and half the tree.
+
+    Args:
+        num_rows: N, all used.
+        prefix_lens: prefix of each stream.
+        num_heads: H.
+        latent_dim, rope_dim: C and R.
+        itemsize: bytes of a value.
+    """
+    width, rows = latent_dim + rope_dim, num_rows * num_heads
+    moved, flops = 0, 0
+    for prefix in prefix_lens:
+        moved += itemsize * ((prefix + num_rows) * width + rows * (width + latent_dim)) + 4 * rows
+        flops += 2 * rows * (prefix + (num_rows + 1) // 2) * (width + latent_dim)
+    return Cost(moved, flops)
+
+
+def _check_tensors(
+    q: Tensor, pages: Tensor, block_table: Tensor, prefix_len: Tensor, ancestors: Tensor, num_nodes: Tensor
+) -> None:
+    sizes = check_shape("q", q, ["S", "N", "H", "C+R"])
+    if q.dtype not in _FLOATS:
+        raise ShapeError("q", "a float dtype", q.dtype)
+    if 0 in q.shape:
+        raise ShapeError("q", "no empty dimension", list(q.shape))
+    check_shape("pages", pages, ["P", PAGE_SIZE, sizes["C+R"]])
+    if pages.dtype != q.dtype:
+        raise ShapeError("pages", f"q's dtype {q.dtype}", pages.dtype)
+    check_shape("block_table", block_table, [sizes["S"], "M"])
+    check_shape("ancestors", ancestors, [sizes["S"], sizes["N"], num_words(sizes["N"])])
+    if ancestors.dtype != torch.uint32:
+        raise ShapeError("ancestors", "uint32 words", ancestors.dtype)
+    for name, tensor, most in (("prefix_len", prefix_len, None), ("num_nodes", num_nodes, sizes["N"])):
+        check_shape(name, tensor, [sizes["S"]])
+        if tensor.device.type == "cpu":
+            check_int(name, int(tensor.min()), minimum=0)
+            check_int(name, int(tensor.max()), maximum=most)
+    others = {"block_table": block_table, "prefix_len": prefix_len, "num_nodes": num_nodes}
+    for name, tensor in others.items():
+        check_integer_tensor(name, tensor)
+        if tensor.dtype != torch.int32 and q.is_cuda:
+            raise ShapeError(name, "int32", tensor.dtype)
+    for name, tensor in {"q": q, "pages": pages, "ancestors": ancestors, **others}.items():
+        if tensor.device != q.device:
+            raise ShapeError(name, f"q's device {q.device}", tensor.device)
+        if q.is_cuda and not tensor.is_contiguous():  # a copy of the cache would go unseen, but not for nothing
+            raise ShapeError(name, "a contiguous tensor on a GPU", f"strides {list(tensor.stride())}")
+
+
+def _reference(
+    q: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    scale: float,
+    latent_dim: int,
+) -> tuple[Tensor, Tensor]:
+    rows = torch.arange(q.shape[1], device=q.device)
+    used = rows < num_nodes[:, None]
+    mask = unpack_ancestors(ancestors) & used[:, :, None] & used[:, None]
+    queries = q.masked_fill(~used[..., None, None], 0)
+    o, lse = reference.verify_attention(queries, pages, block_table, prefix_len, mask, scale, latent_dim)
+    return o.masked_fill_(~used[..., None, None], 0), lse.masked_fill_(~used[..., None], -torch.inf)
+
+
+@torch.library.custom_op("kdlab::verify_attention", mutates_args=(), device_types="cuda")
+def _op(
+    q: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    scale: float,
+    latent_dim: int,
+    impl: str,
+    fixed_split: bool,
+) -> tuple[Tensor, Tensor]:
+    o = q.new_empty([*q.shape[:3], latent_dim])
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    launch = _LAUNCH[impl]
+    launch(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, fixed_split, o, lse)
+    return o, lse
+
+
+@_op.register_fake
+def _(
+    q: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    scale: float,
+    latent_dim: int,
+    impl: str,
+    fixed_split: bool,
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty([*q.shape[:3], latent_dim]), q.new_empty(q.shape[:3], dtype=torch.float32)
