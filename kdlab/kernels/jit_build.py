@@ -80,7 +80,7 @@ class Compiler:
             BuildError: the source does not compile (with the compiler's log), or the compiler crashed or hangs.
         """
         what = f"{build} for {arch}"
-        job = {"nvrtc": str(toolchain.nvrtc), "path": str(build.path), "timeout_s": TIMEOUT_S}
+        job = {"nvrtc": str(toolchain.nvrtc), "path": str(build.path)}
         answer = self._ask(job | {"options": _options(build, arch, toolchain)}, what, toolchain)
         if "cubin" not in answer:
             raise BuildError(f"{what} does not compile:\n{answer['log']}\n({toolchain})")

@@ -163,13 +163,13 @@ def draft_topk(logits: Tensor, k: int) -> TopK:
     k = check_int("k", k, minimum=1, maximum=vocab_size)
     nonfinite = _unusable(logits)
     values = torch.where(nonfinite[..., None], 0.0, logits.double())
-    ranked, token_ids = _top(values, k)
+    ranked, token_ids = rank_top(values, k)
     log_probs = ranked - values.logsumexp(dim=-1, keepdim=True)
     log_probs = torch.where(nonfinite[..., None], torch.nan, log_probs)
     return TopK(log_probs.float(), token_ids.int(), nonfinite)
 
 
-def _top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def rank_top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of [..., V], descending, and where they stand; equal values by position.
 
     `topk` alone leaves open which of equal values it takes and in which order. Sorting whole rows would settle that,

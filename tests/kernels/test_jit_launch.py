@@ -16,18 +16,9 @@ from kdlab.kernels.jit_build import Compiler, compile_build
 from kdlab.kernels.jit_launch import check_dim, pack
 from kdlab.kernels.jit_toolchain import find_toolchain
 from kdlab.paths import REPOSITORY
-from tests.kernels.jit_sources import write_sources
 
 CUDA = torch.device("cuda", 0)
 LAUNCH = Build("launch.cu", shared_bytes=(("big_shared", 300_000),))
-
-
-@pytest.fixture
-def csrc(tmp_path, monkeypatch):
-    """A folder of sources and an empty cache."""
-    monkeypatch.setenv("KDLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kdlab.kernels.jit_build.CSRC", tmp_path)
-    return write_sources(tmp_path)
 
 
 def test_arguments_get_the_width_of_their_parameter():
