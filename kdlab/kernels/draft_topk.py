@@ -1,0 +1,179 @@
+"""draft_topk: the best K tokens of every draft row, with their log-probabilities; whole vocabulary or shards."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit, reference, reference_shards
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.reference import TopK
+from kdlab.kernels.reference_shards import TopKShard
+
+__all__ = ["TopK", "TopKShard", "draft_topk", "draft_topk_cost", "draft_topk_shard", "merge_topk"]
+
+MAX_K, MAX_CLUSTER = 256, 8  # as in the .cu
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_THREADS, _CHUNK_BYTES = 512, 40960
+_NO_TOKEN = 2**31 - 1
+
+
+def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
+    """Lists of all blocks, the sorted list, and candidates: k of the chunk before, k times what a thread holds."""
+    return 8 * k * (cluster + 2 + _CHUNK_BYTES // (item_bytes * _THREADS))
+
+
+def _build(dtype: torch.dtype) -> jit.Build:
+    constants = (("DTYPE", DTYPES[dtype]), ("THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
+    most = _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize)
+    return jit.Build("draft_topk.cu", constants, shared_bytes=(("draft_topk", most),))
+
+
+BUILDS = tuple(map(_build, DTYPES))
+
+
+def draft_topk(logits: Tensor, k: int, *, impl: str = "auto") -> TopK:
+    """Best K tokens of every draft row with their log-probabilities; exact ties go to the smaller id.
+
+    A row gets the same bits whatever else is in the batch.
+
+    Args:
+        logits: [S, L, V] any float dtype; on a GPU float32, bfloat16 or float16, the values of a row side by side.
+        k: 1 <= K <= V, on a GPU at most 256.
+        impl: "auto" (the kernel for CUDA tensors), "cuda" or "reference".
+
+    Returns:
+        TopK; a row that holds NaN or +inf, or -inf alone, is flagged: its log-probabilities are NaN, its ids 0..K-1.
+
+    Raises:
+        ShapeError: logits of another shape, dtype or layout. ArgumentError: K is out of range, an unknown impl.
+        UnsupportedDevice: "cuda" for tensors on another device.
+    """
+    sizes = check_shape("logits", logits, ("S", "L", "V"))
+    k = check_int("k", k, minimum=1, maximum=sizes["V"])
+    if not runs_kernel("draft_topk", logits, impl):
+        return reference.draft_topk(logits, k)
+    check_int("k", k, maximum=MAX_K)
+    values, token_ids, nonfinite, _ = _draft_topk(logits, k, 0, sizes["V"], False)
+    return TopK(values, token_ids, nonfinite)
+
+
+def draft_topk_shard(
+    logits: Tensor, k: int, *, first_id: int, num_ids: int | None = None, impl: str = "auto"
+) -> TopKShard:
+    """Best K tokens of one vocabulary shard; `merge_topk` puts the shards' together.
+
+    Args:
+        logits: [S, L, Vs] as for `draft_topk`.
+        k: at least 1, on a GPU at most 256; it may be larger than the shard.
+        first_id: the global id of column 0.
+        num_ids: columns that are tokens; the padding behind them is never read. None: all.
+        impl: as for `draft_topk`.
+
+    Raises:
+        ShapeError, ArgumentError, UnsupportedDevice: as `draft_topk`.
+    """
+    width = check_shape("logits", logits, ("S", "L", "Vs"))["Vs"]
+    k = check_int("k", k, minimum=1)
+    num_ids = width if num_ids is None else check_int("num_ids", num_ids, minimum=0, maximum=width)
+    first_id = check_int("first_id", first_id, minimum=0, maximum=_NO_TOKEN - num_ids)
+    if not runs_kernel("draft_topk_shard", logits, impl):
+        return reference_shards.draft_topk_shard(logits[..., :num_ids], k, first_id)
+    check_int("k", k, maximum=MAX_K)
+    values, token_ids, nonfinite, lse = _draft_topk(logits, k, first_id, num_ids, True)
+    return TopKShard(values, token_ids, lse, nonfinite)
+
+
+def merge_topk(shards: Sequence[TopKShard]) -> TopK:
+    """Put the best tokens of all vocabulary shards together: the TopK of the whole vocabulary.
+
+    Args:
+        shards: one of every rank, in any order, which together hold K tokens at least; their fields may be slices of
+            one gathered tensor.
+
+    Raises:
+        ArgumentError: no shard. ShapeError: shards that differ in shape.
+    """
+    if not shards:
+        raise ArgumentError("shards", "at least one", 0)
+    sizes = check_shape("shards[0].values", shards[0].values, ("S", "L", "K"))
+    for i, shard in enumerate(shards):
+        for field in ("values", "token_ids"):
+            check_shape(f"shards[{i}].{field}", getattr(shard, field), [*sizes.values()])
+    values, token_ids = (torch.cat(parts, dim=-1) for parts in zip(*(s[:2] for s in shards), strict=True))
+    lse = torch.stack([shard.lse for shard in shards], dim=-1).logsumexp(dim=-1)
+    nonfinite = torch.stack([shard.nonfinite for shard in shards], dim=-1).any(dim=-1) | ~lse.isfinite()
+    # By id, then by value without disturbing that: ties go to the smaller id, places that hold no token come last.
+    token_ids, order = torch.where(token_ids < 0, _NO_TOKEN, token_ids).sort(dim=-1, stable=True)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    k = sizes["K"]
+    bad, places = nonfinite[..., None], torch.arange(k, dtype=torch.int32, device=token_ids.device)
+    log_probs = torch.where(bad, torch.nan, values[..., :k].double() - lse[..., None]).float()
+    return TopK(log_probs, torch.where(bad, places, token_ids.gather(-1, order)[..., :k]), nonfinite)
+
+
+def draft_topk_cost(streams: int, rows: int, vocab: int, k: int, *, dtype: torch.dtype) -> Cost:
+    """Return the cost of `streams` times `rows` rows: every logit read once, K pairs and a flag written."""
+    return Cost(streams * rows * (vocab * dtype.itemsize + 8 * k + 1))
+
+
+def runs_kernel(op: str, logits: Tensor, impl: str) -> bool:
+    """Say whether the kernel runs rather than the reference, after a look at what the kernel can read.
+
+    Raises:
+        ArgumentError: an unknown impl. UnsupportedDevice: "cuda" for tensors on another device.
+        ShapeError: a dtype or layout that the kernel does not read.
+    """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    if impl == "cuda" and not logits.is_cuda:
+        raise UnsupportedDevice(f"{op}: impl 'cuda' needs CUDA tensors, logits are on {logits.device}")
+    if impl == "reference" or not logits.is_cuda:
+        return False
+    if logits.dtype not in DTYPES:
+        raise ShapeError("logits", "float32, bfloat16 or float16 on a GPU (or impl='reference')", logits.dtype)
+    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
+        raise ShapeError("logits", "the values of a row side by side", f"strides {logits.stride()}")
+    return True
+
+
+def cluster_size(num_ids: int, item_bytes: int, device: torch.device) -> int:
+    """Return how many blocks share a row: one a chunk, 8 at most, one before Hopper, which knows no clusters."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return 1
+    return min(max(-(-num_ids * item_bytes // _CHUNK_BYTES), 1), MAX_CLUSTER)
+
+
+@torch.library.custom_op("kdlab::draft_topk", mutates_args=(), device_types="cuda")
+def _draft_topk(
+    logits: Tensor, k: int, first_id: int, num_ids: int, shard: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, token_ids, nonfinite, lse = _outputs(logits, k, shard)
+    num_rows = nonfinite.numel()
+    if num_rows == 0:
+        return values, token_ids, nonfinite, lse
+    cluster = cluster_size(num_ids, logits.element_size(), logits.device)
+    strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
+    sizes = (logits.shape[1], num_ids, first_id, k, cluster)
+    jit.kernel(_build(logits.dtype), "draft_topk", logits.device).launch(
+        num_rows * cluster, _THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
+        shared_bytes=_shared_bytes(k, cluster, logits.element_size()),
+        cluster=cluster if cluster > 1 else None,
+        overlap=True,
+    )  # fmt: skip
+    return values, token_ids, nonfinite, lse
+
+
+@_draft_topk.register_fake
+def _(logits: Tensor, k: int, first_id: int, num_ids: int, shard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(logits, k, shard)
+
+
+def _outputs(logits: Tensor, k: int, shard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    streams, rows, _ = logits.shape
+    values = torch.empty(streams, rows, k, dtype=torch.float32, device=logits.device)
+    lse = torch.empty(streams if shard else 0, rows, dtype=torch.float64, device=logits.device)
+    nonfinite = torch.empty(streams, rows, dtype=torch.bool, device=logits.device)
+    return values, torch.empty_like(values, dtype=torch.int32), nonfinite, lse
