@@ -35,6 +35,25 @@ def run_bench_kernels(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_bench_counters(arguments: argparse.Namespace) -> int:
+    """Count what the attention kernels read, under Nsight Compute; print one line an implementation."""
+    from kdlab.bench import write_rows
+    from kdlab.bench.kernels import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows
+    from kdlab.profiling import collect_counters
+
+    op = "verify_attention"
+    counted = {arm: collect_counters(counted_command(op, arm, COUNTED_SIZES)) for arm in COUNTED_ARMS}
+    rows = counter_rows(op, COUNTED_SIZES, counted)
+    if arguments.out:
+        write_rows(rows, arguments.out)
+    table = rows.pivot_table(index=["impl", "note"], columns="metric", values="value", sort=False).reset_index()
+    if arguments.json:
+        print_json({"op": op, "case": COUNTED_SIZES, "rows": table.to_dict("records")})
+    else:
+        print_table(table.to_dict("records"))
+    return 0
+
+
 def _ceilings(rows: "pd.DataFrame") -> list[dict[str, Any]]:
     measured = rows[rows["op"] == "ceiling"]
     return [{**json.loads(row["case"]), "value": row["value"], "unit": row["unit"]} for _, row in measured.iterrows()]

@@ -134,6 +134,13 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("--ops", type=_names, metavar="OP,...", help="(default: all)")
     parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    examples = """
+        kdlab bench counters
+        kdlab bench counters --out data/recorded/counters-h200.parquet
+    """
+    text = "Count the bytes that each attention kernel reads, under Nsight Compute (`ncu`); needs a GPU."
+    parser = _add_verb(benchmarks, "counters", bench_verbs.run_bench_counters, text, examples)
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
 
 
 def _names(text: str) -> list[str]:

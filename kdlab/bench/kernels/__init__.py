@@ -1,16 +1,21 @@
 """The kernel benchmark: kdlab's CUDA ops beside their peers, at Kimi K2.6's sizes, against what the card can do."""
 
+from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows
 from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
 from kdlab.bench.kernels.table import case_text, kernel_table, verdict_lines
 
 __all__ = [
+    "COUNTED_ARMS",
+    "COUNTED_SIZES",
     "HEADS",
     "OPS",
     "WHOLE_SECONDS",
     "KernelBench",
     "bench_kernels",
     "case_text",
+    "counted_command",
+    "counter_rows",
     "kernel_table",
     "verdict_lines",
 ]
