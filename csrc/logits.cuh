@@ -8,13 +8,11 @@
 
 #include "common.cuh"
 
-#ifndef THREADS
-#define THREADS 512
-#endif
 #ifndef CHUNK_BYTES
-#define CHUNK_BYTES 40960
+#error "BLOCK_THREADS and CHUNK_BYTES: threads of a block, and bytes that it reads of a row at once"
 #endif
 
+constexpr int THREADS = BLOCK_THREADS;
 constexpr int WARPS = THREADS / WARP;
 constexpr int PER_VECTOR = 16 / sizeof(Scalar);            // logits of one 16-byte read
 constexpr int VECTORS = CHUNK_BYTES / (16 * THREADS);      // reads of a thread and chunk, all in flight at once

@@ -27,7 +27,7 @@ def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
 
 
 def _build(dtype: torch.dtype) -> jit.Build:
-    constants = (("DTYPE", DTYPES[dtype]), ("THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
+    constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
     most = _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize)
     return jit.Build("draft_topk.cu", constants, shared_bytes=(("draft_topk", most),))
 
