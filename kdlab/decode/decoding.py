@@ -49,7 +49,9 @@ def generate(
         seed: 0 <= seed < 2^64.
         stop_token_ids: None takes the pair's own; [] stops at the cap alone.
         streams: prompts decoded together; None takes up to 8.
-        impl: "auto" or "reference", the implementation of the ops.
+        impl: the implementation of the ops. "auto" takes the CUDA ops on a GPU and plain torch on the CPU, "reference"
+            plain torch on either; "naive", "mma", "wgmma" and "flashmla" take the CUDA ops with this attention. What
+            ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention.
         graph: "auto" or "off"; rounds run eagerly in this version.
         record_experts: keep the expert ids that every row used.
         progress: called with (prompts done, prompts in all) after every round.
@@ -60,6 +62,7 @@ def generate(
     Raises:
         ArgumentError: an argument has a wrong value, or a prompt does not fit the context.
         NotSupported: a value that this version does not run.
+        UnsupportedDevice: an `impl` that this machine cannot run.
         KdlabError: the target's logits are not finite; the prompt and position are named.
     """
     engine = start(
@@ -139,7 +142,7 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         seed=settings.seed,
         stop_token_ids=settings.stop_token_ids,
         streams=settings.streams,
-        impl="reference",
+        impl=engine.impl,
         graph="eager",
         ranks=1,
     )

@@ -17,6 +17,7 @@ from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
 from kdlab.model.prompts import Prompt, PromptSet, prompt_token_ids
 from kdlab.model.target import TargetOutput
+from kdlab.model.visible_rows import VisibleRows
 from kdlab.tree import Acceptance, DraftTree, accept, build_root_only
 
 PREFILL_CHUNK = 512
@@ -49,8 +50,10 @@ class Engine:
         self._cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
         self._context = None if settings.method.build is None else pair.new_context(settings.streams, rows)
         self._prompt = torch.full((settings.streams,), -1, device=pair.device)
-        self._start = torch.zeros(settings.streams, dtype=torch.int64, device=pair.device)
+        # int32 as the CUDA ops read it: prefix_len of the target's forward and of the commit.
+        self._start = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
         self._anchor = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
+        self._ran: set[str] = set()
         self._fill_slots()
 
     @property
@@ -62,6 +65,11 @@ class Engine:
     def num_done(self) -> int:
         """Prompts that are finished."""
         return sum(transcript.done for transcript in self.transcripts)
+
+    @property
+    def impl(self) -> str:
+        """What the target's ops ran as so far, see `TargetOutput`."""
+        return "+".join(sorted(self._ran))
 
     @torch.inference_mode()
     def step(self) -> list[RoundRecord]:
@@ -87,17 +95,19 @@ class Engine:
         return method.build(top.log_probs, top.token_ids)
 
     def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
-        mask = tree.ancestor_mask() & (self._prompt >= 0)[:, None, None]
+        rows = VisibleRows(tree.ancestors, torch.where(self._prompt >= 0, tree.num_nodes, 0))
         positions = self._start[:, None] + tree.depth
         output = self.pair.target(
             tree.token.clamp(min=0),
             positions,
             self._cache,
             self._start,
-            mask,
+            rows,
             taps=self.pair.taps if self._context is not None else (),
             collect_experts=self.settings.record_experts,
+            impl=self.settings.impl,
         )
+        self._ran.add(output.impl)
         return output, self._sample(output.hidden, positions + 1, self._prompt)
 
     def _sample(self, hidden: Tensor, positions: Tensor, prompts: Tensor) -> Tensor:
@@ -108,7 +118,7 @@ class Engine:
             top_p=settings.top_p,
             seed=settings.seed,
             stream=prompts,
-            position=positions,
+            position=positions.long(),
         )
 
     def _check(self, acceptance: Acceptance) -> None:
@@ -122,10 +132,9 @@ class Engine:
         running = self._prompt >= 0
         count = torch.where(running, acceptance.length + 1, 0).to(self._start.dtype)
         path = torch.where(running[:, None], acceptance.path, -1)
-        self._cache.commit(self._start, path)
-        if self._context is not None and output.taps is not None:
-            rows = path.clamp(min=0).long()[..., None].expand(-1, -1, output.taps.shape[-1])
-            self.pair.extend_context(self._context, output.taps.gather(1, rows), self._start, count)
+        taps = self._cache.commit(self._start, path, output.taps, self.settings.op_impl)
+        if self._context is not None and taps is not None:
+            self.pair.extend_context(self._context, taps, self._start, count)
         self._start = self._start + count
         self._anchor = torch.where(running, acceptance.bonus, self._anchor)
 
@@ -177,14 +186,16 @@ class Engine:
     def _admit(self, slot: int, prompt: int) -> None:
         """Prefill a prompt into a slot and draw its first token, the first anchor."""
         transcript, device = self.transcripts[prompt], self.pair.device
-        hidden = prefill(
+        output = prefill(
             self.pair,
             torch.tensor([transcript.prompt_ids], device=device),
             self._cache.stream(slot),
             None if self._context is None else self._context.stream(slot),
+            self.settings.impl,
         )
+        self._ran.add(output.impl)
         length = torch.tensor([[len(transcript.prompt_ids)]], device=device)
-        anchor = self._sample(hidden[:, -1:], length, torch.tensor([prompt], device=device))[0, 0]
+        anchor = self._sample(output.hidden[:, -1:], length, torch.tensor([prompt], device=device))[0, 0]
         if anchor < 0:
             raise KdlabError(f"prompt {prompt}: target logits after the prompt are not finite")
         transcript.extend([int(anchor)])
@@ -192,28 +203,29 @@ class Engine:
             self._prompt[slot], self._start[slot], self._anchor[slot] = prompt, length[0, 0], anchor
 
 
-def prefill(pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftContext | None) -> Tensor:
+def prefill(
+    pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftContext | None, impl: str = "auto"
+) -> TargetOutput:
     """Run committed tokens through the target from position 0, in chunks, filling the cache and the draft context.
 
     Args:
         pair: models.
-        token_ids: [1, T] int.
+        token_ids: [1, T] int, T >= 1.
         cache: of one stream, written at rows 0..T-1.
         context: of one stream, given the features of positions 0..T-1; None for AR.
+        impl: of the target's ops.
 
     Returns:
-        [1, n, D], the final hidden rows of the last chunk.
+        What the target returned for the last chunk.
     """
-    hidden = torch.empty(0)
     for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
         chunk = token_ids[:, first : first + PREFILL_CHUNK]
         size = chunk.shape[1]
-        start = torch.tensor([first], device=token_ids.device)
+        start = torch.tensor([first], dtype=torch.int32, device=token_ids.device)
         mask = torch.ones(1, size, size, dtype=torch.bool, device=token_ids.device).tril()
         positions = start + torch.arange(size, device=token_ids.device)[None]
         taps = () if context is None else pair.taps
-        output = pair.target(chunk, positions, cache, start, mask, taps=taps)
+        output = pair.target(chunk, positions, cache, start, mask, taps=taps, impl=impl)
         if context is not None:
             pair.extend_context(context, output.taps, start, torch.tensor([size], device=token_ids.device))
-        hidden = output.hidden
-    return hidden
+    return output

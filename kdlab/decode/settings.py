@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kdlab.checks import check_choice, check_float, check_int
 from kdlab.decode.methods import Method, make_method
-from kdlab.errors import ArgumentError, NotSupported
+from kdlab.errors import ArgumentError, NotSupported, UnsupportedDevice
 from kdlab.model.pair import Pair
 
 _DEFAULT_STREAMS = 8
@@ -27,6 +27,12 @@ class Settings:
     streams: int
     record_experts: bool
     tail: int
+    impl: str
+
+    @property
+    def op_impl(self) -> str:
+        """`impl` of the ops other than the attention: it chooses between plain torch and what fits the device."""
+        return "reference" if self.impl == "reference" else "auto"
 
 
 def make_settings(
@@ -53,8 +59,9 @@ def make_settings(
     Raises:
         ArgumentError: an argument has a wrong value.
         NotSupported: a value that this version does not run.
+        UnsupportedDevice: an `impl` that needs a GPU, for a pair on the CPU.
     """
-    _check_modes(impl, graph)
+    _check_modes(pair, impl, graph)
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
     vocab_size = pair.target.config.vocab_size
@@ -72,13 +79,14 @@ def make_settings(
         streams=min(streams, num_prompts),
         record_experts=bool(record_experts),
         tail=tail,
+        impl=impl,
     )
 
 
-def _check_modes(impl: str, graph: str) -> None:
+def _check_modes(pair: Pair, impl: str, graph: str) -> None:
     check_choice("impl", impl, ("auto", "reference", "naive", "mma", "wgmma", "flashmla"))
-    if impl not in ("auto", "reference"):
-        raise NotSupported("impl", "'auto' or 'reference'", repr(impl))
+    if impl not in ("auto", "reference") and pair.device.type != "cuda":
+        raise UnsupportedDevice(f"impl {impl!r} needs a CUDA GPU, and the pair is on {pair.device}")
     check_choice("graph", graph, ("auto", "off", "on"))
     if graph == "on":
         raise NotSupported("graph", "'auto' or 'off'", repr(graph))

@@ -7,16 +7,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kdlab.config import TargetConfig
+from kdlab.errors import UnsupportedDevice
+from kdlab.kernels.jit import arch_of
 from kdlab.kernels.mla import Keys, attend, own_keys
+from kdlab.kernels.norm_rope import DTYPES, norm_rope
 from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import pair_tables, rope_tables, rotate
+from kdlab.kernels.verify_attention import choose_impl, verify_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.layers import weight
+from kdlab.model.visible_rows import VisibleRows
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What one forward prepares for the attention of all layers.
+    """What one forward prepares for the attention of all layers, in plain torch.
 
     `rope` holds the tables of `rotate` for T = S * N rows of one head, `places` [S, N] i64 says where the rows go in
     the cache (None without a cache).
@@ -27,17 +32,77 @@ class AttentionPlan:
     cache: LatentCache | None
     places: Tensor | None
 
+    @property
+    def ran(self) -> str:
+        """What the ops of the forward run as."""
+        return "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """The same for the CUDA ops: `norm_rope` writes the cache, `verify_attention` reads it."""
+
+    impl: str  # of verify_attention
+    cos: Tensor  # [S, N, R/2] f32
+    sin: Tensor  # [S, N, R/2] f32
+    cache: LatentCache
+    prefix_len: Tensor  # [S] i32
+    rows: VisibleRows
+    used: Tensor  # [S, N] bool, rows in use
+    keys: Keys | None  # of torch's attention, where `impl` is "reference"
+
+    @property
+    def ran(self) -> str:
+        """What the ops of the forward run as: CUDA ops, and this attention."""
+        return f"verify_attention={self.impl}"
+
 
 def plan_attention(
-    config: TargetConfig, positions: Tensor, cache: LatentCache | None, start: Tensor, mask: Tensor, dtype: torch.dtype
-) -> AttentionPlan:
+    config: TargetConfig,
+    positions: Tensor,
+    cache: LatentCache | None,
+    start: Tensor,
+    mask: Tensor | VisibleRows,
+    dtype: torch.dtype,
+    impl: str,
+) -> AttentionPlan | KernelPlan:
     """Prepare rope, keys and cache places of one forward; the arguments are those of `Target.forward`."""
+    kernel = _kernel(config, cache, dtype, impl)
+    if kernel is not None and cache is not None:
+        return _plan_kernels(config, positions, cache, start, mask, kernel)
+    mask = mask.mask() if isinstance(mask, VisibleRows) else mask
     cos, sin = rope_tables(positions.flatten()[:, None], config.rope)
     rope = pair_tables(cos, sin, config.rope_interleave)
     heads = config.num_attention_heads
     if cache is None:
         return AttentionPlan(rope, own_keys(mask, num_heads=heads, dtype=compute_dtype(dtype)), None, None)
     return AttentionPlan(rope, cache.keys(start, mask, heads), cache, cache.places(start, mask.shape[1]))
+
+
+def _kernel(config: TargetConfig, cache: LatentCache | None, dtype: torch.dtype, impl: str) -> str | None:
+    """Return which verify_attention runs, or None where the whole forward is plain torch."""
+    on_gpu = cache is not None and cache.pages.is_cuda
+    if impl not in ("auto", "reference"):
+        if not on_gpu:
+            raise UnsupportedDevice(f"impl {impl!r} needs a latent cache on a CUDA GPU")
+        return impl
+    if impl == "reference" or cache is None or not on_gpu or dtype not in DTYPES:
+        return None
+    return choose_impl(arch_of(cache.pages.device), dtype, config.kv_lora_rank, config.qk_rope_head_dim)
+
+
+def _plan_kernels(
+    config: TargetConfig,
+    positions: Tensor,
+    cache: LatentCache,
+    start: Tensor,
+    mask: Tensor | VisibleRows,
+    impl: str,
+) -> KernelPlan:
+    rows = mask if isinstance(mask, VisibleRows) else VisibleRows.from_mask(mask)
+    cos, sin = rope_tables(positions, config.rope)
+    keys = cache.keys(start, rows.mask(), config.num_attention_heads) if impl == "reference" else None
+    return KernelPlan(impl, cos, sin, cache, start.int(), rows, rows.used(), keys)
 
 
 class LatentAttention(nn.Module):
@@ -84,34 +149,64 @@ class LatentAttention(nn.Module):
             "q_b_proj.weight": self.q_b,
         }
 
-    def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> Tensor:
         """Attend rows x [T, D], already normed, T = S * N; their latent rows are written to the plan's cache.
 
         Returns:
             [T, D] in x's dtype.
         """
-        config, latent_dim = self.config, self.config.kv_lora_rank
-        key_up, value_up = self.kv_b.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
-        q_nope, q_rope, rows = self._project(x, plan)
-        q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
-        q = torch.cat([q_latent, q_rope], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
-        rows = rows.view(q.shape[0], q.shape[1], -1)
-        if plan.cache is not None and plan.places is not None and plan.keys.rows is not None:
-            plan.cache.write_at(self.layer, rows, plan.places)
-            rows = plan.cache.read_at(self.layer, plan.keys.rows)
-        o, _ = attend(q, rows, plan.keys, config.softmax_scale, latent_dim)
+        key_up, value_up = self.kv_b.split([self.config.qk_nope_head_dim, self.config.v_head_dim], dim=1)
+        if isinstance(plan, KernelPlan):
+            o = self._attend_by_kernels(x, key_up, plan)
+        else:
+            o = self._attend_in_torch(x, key_up, plan)
         heads = torch.bmm(o.flatten(0, 1).transpose(0, 1), value_up.transpose(1, 2))
         return F.linear(heads.transpose(0, 1).flatten(1), self.o)
 
-    def _project(self, x: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q without rope [T, H, nope], rotated q [T, H, R] and the cache rows [T, C + R]."""
+    def _attend_in_torch(self, x: Tensor, key_up: Tensor, plan: AttentionPlan) -> Tensor:
+        """Return o [S, N, H, C]; differentiable where there is no cache."""
+        config, latent_dim = self.config, self.config.kv_lora_rank
+        q_nope, q_rope, kv = self._project(x)
+        latent, k_rope = kv.split(self.down_widths[1:], dim=-1)
+        # The shared key rides along as one more head, so that one rotation serves both.
+        both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
+        latent = rms_norm(latent, self.kv_norm, config.latent_norm_eps)
+        q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
+        q = torch.cat([q_latent, both[:, :-1]], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
+        rows = torch.cat([latent, both[:, -1]], dim=-1).view(q.shape[0], q.shape[1], -1)
+        if plan.cache is not None and plan.places is not None and plan.keys.rows is not None:
+            plan.cache.write_at(self.layer, rows, plan.places)
+            rows = plan.cache.read_at(self.layer, plan.keys.rows)
+        return attend(q, rows, plan.keys, config.softmax_scale, latent_dim)[0]
+
+    def _attend_by_kernels(self, x: Tensor, key_up: Tensor, plan: KernelPlan) -> Tensor:
+        """Return o [S, N, H, C], 0 in rows that are not in use."""
+        config, cache, pages = self.config, plan.cache, plan.cache.pages[self.layer]
+        latent_dim, (streams, rows) = config.kv_lora_rank, plan.used.shape
+        q_nope, q_rope, kv = self._project(x)
+        q = x.new_empty(streams, rows, config.num_attention_heads, config.cache_width)
+        torch.bmm(q_nope.transpose(0, 1), key_up, out=q.flatten(0, 1)[..., :latent_dim].transpose(0, 1))
+        norm_rope(
+            kv.unflatten(0, (streams, rows)),
+            q_rope.unflatten(0, (streams, rows)),
+            self.kv_norm,
+            *(plan.cos, plan.sin, pages, cache.block_table, plan.prefix_len, plan.rows.num_rows, q),
+            eps=config.latent_norm_eps,
+            interleaved=config.rope_interleave,
+        )
+        scale = config.softmax_scale
+        if plan.keys is not None and plan.keys.rows is not None:
+            q.masked_fill_(~plan.used[..., None, None], 0)
+            return attend(q, cache.read_at(self.layer, plan.keys.rows), plan.keys, scale, latent_dim)[0]
+        tree = (cache.block_table, plan.prefix_len, plan.rows.ancestors, plan.rows.num_rows)
+        return verify_attention(q, pages, *tree, scale=scale, latent_dim=latent_dim, impl=plan.impl)[0]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q without rope [T, H, nope], q to be rotated [T, H, R] and the raw cache rows [T, C + R], as views."""
         config = self.config
-        q, latent, k_rope = F.linear(x, self.qkv_a).split(self.down_widths, dim=-1)
+        q, kv = F.linear(x, self.qkv_a).split([self.down_widths[0], config.cache_width], dim=-1)
         if self.q_b is not None and self.q_norm is not None:
             q = F.linear(rms_norm(q, self.q_norm, config.latent_norm_eps), self.q_b)
         q = q.unflatten(-1, (config.num_attention_heads, -1))
         q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
-        # The shared key rides along as one more head, so that one rotation serves both.
-        both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
-        latent = rms_norm(latent, self.kv_norm, config.latent_norm_eps)
-        return q_nope, both[:, :-1], torch.cat([latent, both[:, -1]], dim=-1)
+        return q_nope, q_rope, kv

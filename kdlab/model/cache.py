@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.config import TargetConfig
+from kdlab.kernels.kv_commit import kv_commit
 from kdlab.kernels.mla import Keys, cache_rows, visible_keys
-from kdlab.kernels.reference import compute_dtype, kv_commit
+from kdlab.kernels.reference import compute_dtype
 
 # FlashMLA's page, so that its kernel and ours read the cache in place.
 PAGE_SIZE = 64
@@ -76,6 +77,16 @@ class LatentCache:
         dtype = compute_dtype(self.pages.dtype)
         return visible_keys(self.block_table, start, mask, page_size=PAGE_SIZE, num_heads=num_heads, dtype=dtype)
 
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """Move the rows of path [S, L + 1] (root first, -1 padded) to start [S], start + 1, ... in all layers."""
-        kv_commit(self.pages, self.block_table, start, path)
+    def commit(self, start: Tensor, path: Tensor, taps: Tensor | None = None, impl: str = "auto") -> Tensor | None:
+        """Move the rows of each stream's path to start, start + 1, ... in all layers; see `kv_commit`.
+
+        Args:
+            start: [S] int, committed rows before the root.
+            path: [S, L + 1] int, rows of the tree, root first, -1 padded.
+            taps: [S, N, F], rows of the tree to be gathered along the path.
+            impl: of kv_commit.
+
+        Returns:
+            The taps along the path [S, L + 1, F], zeros where it is -1; None without taps.
+        """
+        return kv_commit(self.pages, self.block_table, start.int(), path.int(), taps=taps, impl=impl)

@@ -12,13 +12,15 @@ from torch.nn import functional as F
 from kdlab.checks import check_int, check_shape
 from kdlab.config import TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.ancestors import num_words
 from kdlab.kernels.reference import rms_norm
-from kdlab.model.attention import AttentionPlan, LatentAttention, plan_attention
+from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.layers import SwiGlu, prefixed, weight
 from kdlab.model.moe import MixtureOfExperts
 from kdlab.model.target_tensors import Skipped, load_tensors
+from kdlab.model.visible_rows import VisibleRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class TargetOutput:
     hidden: Tensor  # [S, N, D] after the final norm
     taps: Tensor | None  # [S, N, len(taps) * D], the residual stream after the tapped layers, in the order asked for
     expert_ids: Tensor | None  # [S, MoE layers, N, k] i16
+    impl: str  # what the ops ran as: "reference" is plain torch, "verify_attention=wgmma" CUDA ops and this attention
 
 
 class DecoderLayer(nn.Module):
@@ -52,7 +55,7 @@ class DecoderLayer(nn.Module):
         norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
-    def forward(self, x: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> tuple[Tensor, Tensor | None]:
         """Map the residual stream x [T, D], T = S * N; also return the expert ids [T, k] of a MoE layer."""
         x = x + self.attention(rms_norm(x, self.input_norm, self.eps), plan)
         out = self.mlp(rms_norm(x, self.post_norm, self.eps))
@@ -129,10 +132,11 @@ class Target(nn.Module):
         positions: Tensor,
         cache: LatentCache | None,
         start: Tensor,
-        mask: Tensor,
+        mask: Tensor | VisibleRows,
         *,
         taps: Sequence[int] = (),
         collect_experts: bool = False,
+        impl: str = "auto",
     ) -> TargetOutput:
         """Run N rows a stream over the cache and over one another.
 
@@ -144,18 +148,20 @@ class Target(nn.Module):
             positions: [S, N] int, absolute.
             cache: the latent cache of these streams; None lets the rows see one another alone, with gradients.
             start: [S] int, committed rows of each stream: all rows see them. Not read without a cache.
-            mask: [S, N, N] bool, row i sees row j.
+            mask: [S, N, N] bool, row i sees row j; or a VisibleRows, which spares a GPU the packing.
             taps: 0-based layers whose residual stream is returned.
             collect_experts: return the expert ids.
+            impl: of the ops. "auto" runs the CUDA ops with a cache on a GPU and plain torch elsewhere; "reference" is
+                plain torch; "naive", "mma", "wgmma" and "flashmla" choose the attention among the CUDA ops.
 
         Raises:
             ShapeError: the arguments do not fit one another. ArgumentError: a tap that is no layer, rows outside the
-                cache or tokens outside the vocabulary.
+                cache or tokens outside the vocabulary. UnsupportedDevice, NotSupported: `impl` cannot run here.
         """
         self._check(tokens, positions, start, mask, taps)
-        tokens = torch.where(mask.any(-1), tokens, 0)
+        tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
         x = self.embed(tokens.flatten())
-        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype)
+        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype, impl)
         tapped: dict[int, Tensor] = {}
         chosen: list[Tensor] = []
         for i, layer in enumerate(self.layers):
@@ -168,13 +174,20 @@ class Target(nn.Module):
             hidden=rms_norm(x, self.norm, self.config.rms_norm_eps).view(*tokens.shape, -1),
             taps=torch.cat([tapped[tap] for tap in taps], dim=-1).view(*tokens.shape, -1) if taps else None,
             expert_ids=torch.stack(chosen, dim=1) if chosen else None,
+            impl=plan.ran,
         )
 
-    def _check(self, tokens: Tensor, positions: Tensor, start: Tensor, mask: Tensor, taps: Sequence[int]) -> None:
+    def _check(
+        self, tokens: Tensor, positions: Tensor, start: Tensor, mask: Tensor | VisibleRows, taps: Sequence[int]
+    ) -> None:
         sizes = check_shape("tokens", tokens, ["S", "N"])
         check_shape("positions", positions, [sizes["S"], sizes["N"]])
         check_shape("start", start, [sizes["S"]])
-        check_shape("mask", mask, [sizes["S"], sizes["N"], sizes["N"]])
+        if isinstance(mask, VisibleRows):
+            check_shape("mask.ancestors", mask.ancestors, [sizes["S"], sizes["N"], num_words(sizes["N"])])
+            check_shape("mask.num_rows", mask.num_rows, [sizes["S"]])
+        else:
+            check_shape("mask", mask, [sizes["S"], sizes["N"], sizes["N"]])
         for tap in taps:
             check_int("taps", tap, minimum=0, maximum=self.config.num_hidden_layers - 1)
 

@@ -42,9 +42,10 @@ class ToyTarget:
     def head(self, hidden):
         return hidden @ self.table
 
-    def __call__(self, tokens, positions, cache, start, mask, *, taps=(), collect_experts=False):
+    def __call__(self, tokens, positions, cache, start, mask, *, taps=(), collect_experts=False, impl="auto"):
         hidden = self.embed(tokens)
-        return SimpleNamespace(hidden=hidden, taps=hidden if taps else None, expert_ids=None)
+        taps = hidden if taps else None
+        return SimpleNamespace(hidden=hidden, taps=taps, expert_ids=None, impl="reference")
 
 
 class ToyDrafter:
