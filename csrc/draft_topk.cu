@@ -57,7 +57,6 @@ struct Scratch {
 // Dynamic shared memory.
 struct Plan {
   u64* lists;       // [cluster][k], the sorted list of each block, written by that block; 0 where it ends
-  u64* sorted;      // [k]
   u64* candidates;  // [k of the chunk before + k * logits of a thread and chunk]
 };
 
@@ -215,7 +214,7 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   __shared__ Scratch scratch;
   const Params p = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id,
                     k,      cluster,       values,     token_ids,       nonfinite, lse};
-  const Plan plan = {memory, memory + cluster * k, memory + cluster * k + k};
+  const Plan plan = {memory, memory + cluster * k};
   const i32 block = blockIdx.x % cluster, num_chunks = max(cdiv(num_ids, CHUNK), 1);
   const i64 index = blockIdx.x / cluster, stream = index / rows_per_stream;
   const Row row = row_of(logits, stream * stream_stride + (index - stream * rows_per_stream) * row_stride, num_ids, 0);
@@ -236,10 +235,11 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
     __syncthreads();
     const i32 count = scratch.num_candidates;
     if (chunk + cluster < num_chunks) {
-      rank_candidates(plan.candidates, count, k, plan.sorted, block);
+      u64* sorted = plan.lists + block * k;  // this block's place here is its own
+      rank_candidates(plan.candidates, count, k, sorted, block);
       __syncthreads();
       kept = min(count, k);
-      for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = plan.sorted[i];
+      for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = sorted[i];
     } else {
       cluster_wait();
       send_total(scratch, block);

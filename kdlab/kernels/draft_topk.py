@@ -22,8 +22,8 @@ _NO_TOKEN = 2**31 - 1
 
 
 def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
-    """Lists of all blocks, the sorted list, and candidates: k of the chunk before, k times what a thread holds."""
-    return 8 * k * (cluster + 2 + _CHUNK_BYTES // (item_bytes * _THREADS))
+    """Lists of all blocks, and candidates: k of the chunk before, k times what a thread holds of a chunk."""
+    return 8 * k * (cluster + 1 + _CHUNK_BYTES // (item_bytes * _THREADS))
 
 
 def _build(dtype: torch.dtype) -> jit.Build:
