@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,13 +17,29 @@ from packaging.version import Version
 
 import kdlab
 from kdlab.cli.doctor import OPTIONAL, check_data
+from kdlab.paths import CSRC
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKED_EXTRAS = ("lab", "report", "test", "dev")
 CONDA_EXTRAS = ("gpu", "lab", "report", "test")
 # The few packages whose conda-forge names differ from PyPI's.
-CONDA_NAMES = {"torch": "pytorch-gpu", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {
+    "torch": "pytorch-gpu",
+    "matplotlib": "matplotlib-base",
+    "nvidia-cuda-nvrtc": "cuda-nvrtc",
+    "nvidia-cuda-runtime": "cuda-cudart-dev",
+    "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
+}
+# What compiles kernels and reads their machine code without a GPU. The versions of compiler and headers are those that
+# torch's own CUDA build asks for, so that the lock can be installed beside either build of torch.
+COMPILER = {
+    "cuda-bindings": "13.0.3",
+    "cuda-pathfinder": "1.9.1",
+    "nvidia-cuda-nvdisasm": "13.5.37",
+    "nvidia-cuda-nvrtc": "13.0.88",
+    "nvidia-cuda-runtime": "13.0.96",
+}
 
 
 def requirements(*extras):
@@ -64,7 +81,7 @@ def test_the_lock_is_a_plain_cpu_list():
     for name, version in pins.items():
         assert re.fullmatch(r"[\w.-]+", name)
         assert re.fullmatch(r"[\w.]+", version), f"{name}: {version}"
-        assert not re.match(r"nvidia|cuda|triton", name)
+    assert {name: version for name, version in pins.items() if re.match(r"nvidia|cuda|triton", name)} == COMPILER
 
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="this is not the environment that the lock made")
@@ -98,12 +115,50 @@ def test_every_extra_is_used():
     """An extra serves code or tests that are there: each of its packages is imported or run somewhere."""
     optional = {name for extra in PROJECT["optional-dependencies"] for name in requirements(extra)}
     optional -= requirements().keys() | {"packaging", "pyyaml"}  # this file imports them
-    modules = {"nvidia-ml-py": "pynvml", "pytest-xdist": "-n $(JOBS)"}
+    modules = {
+        "nvidia-ml-py": "pynvml",
+        "pytest-xdist": "-n $(JOBS)",
+        "cuda-core": "from cuda.core import",
+        "cuda-bindings": "from cuda.bindings import",
+        "nvidia-cuda-nvrtc": 'load_nvidia_dynamic_lib("nvrtc")',
+        "nvidia-cuda-runtime": 'find_nvidia_header_directory("cudart")',
+        "nvidia-cuda-nvdisasm": '"nvdisasm"',
+        "sgl-flash-mla": "flash_mla",
+    }
     paths = [*ROOT.glob("kdlab/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
     paths.remove(Path(__file__))
     text = "\n".join(path.read_text() for path in paths)
     assert [name for name in sorted(optional) if modules.get(name, name.replace("-", "_")) not in text] == []
     assert set(OPTIONAL) <= optional
+
+
+def test_every_room_and_the_cuda_sources_are_packed():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "kdlab").rglob("*.py")}
+    assert setuptools["packages"] == sorted({".".join(folder.parts) for folder in folders} | {"kdlab.csrc"})
+    assert setuptools["package-dir"] == {"kdlab.csrc": "csrc"}
+    suffixes = {path.suffix for path in (ROOT / "csrc").iterdir()}
+    assert suffixes <= {pattern.removeprefix("*") for pattern in setuptools["package-data"]["kdlab.csrc"]}
+
+
+def test_a_wheel_brings_the_cuda_sources(tmp_path):
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("kdlab", "csrc"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(site)]
+    done = subprocess.run([*pip, "install", *options, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code = "import kdlab.paths as p; print(p.PACKAGE, *sorted(x.name for x in p.CSRC.iterdir()))"
+    words, environment = [sys.executable, "-P", "-c", code], {"PYTHONPATH": str(site)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    package, *names = done.stdout.split()
+    assert Path(package) == site / "kdlab"
+    assert names == sorted(path.name for path in (ROOT / "csrc").iterdir())
+    assert CSRC == ROOT / "csrc"
 
 
 def test_the_package_says_one_version():

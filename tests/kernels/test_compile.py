@@ -1,0 +1,155 @@
+"""Every kernel compiles for every architecture it declares, within that architecture's limits; no GPU needed.
+
+The machine code is read as well: tensor-core kernels hold tensor-core instructions. Compilation runs once for all tests
+of this file, two compilers side by side, and its results stay in the user's cache.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from cuda import pathfinder
+
+from kdlab.errors import BuildError
+from kdlab.kernels.builds import all_builds, matrix_instruction
+from kdlab.kernels.jit import PORTABLE, Build, compile_all
+from kdlab.kernels.jit_build import compile_build
+from kdlab.kernels.jit_source import read_source
+from kdlab.paths import CSRC
+
+SHARED_LIMITS = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448, "sm_100a": 232_448, "sm_120a": 101_376}
+"""Bytes of shared memory that one block can have."""
+MAX_REGISTERS = 255
+BUILDS = all_builds()
+JOBS = [(build, arch) for build in BUILDS for arch in build.archs]
+
+
+@pytest.fixture(scope="module")
+def cubins():
+    """The cubin, or the error, of every build and architecture."""
+    return compile_all(JOBS, workers=2)
+
+
+def faults(build, arch, cubin, disassemble):
+    """Say in words what is wrong with a cubin."""
+    what, found = f"{build} for {arch}", []
+    if isinstance(cubin, BuildError):
+        return [str(cubin)]
+    if not cubin.kernels:
+        found.append(f"{what}: no kernel")
+    for name, uses in cubin.kernels.items():
+        shared = uses.shared_bytes + dict(build.shared_bytes).get(name, 0)
+        if shared > SHARED_LIMITS[arch]:
+            found.append(f"{what}: {name} takes {shared:,} bytes of shared memory, {SHARED_LIMITS[arch]:,} are there")
+        if uses.registers > MAX_REGISTERS:
+            found.append(f"{what}: {name} takes {uses.registers} registers")
+        if uses.spill_bytes and build.file.startswith("verify_"):
+            found.append(f"{what}: {name} spills {uses.spill_bytes} bytes")
+    unknown = dict(build.shared_bytes).keys() - cubin.kernels.keys()
+    if unknown:
+        found.append(f"{what}: shared memory is declared for {unknown}, which are no kernels of it")
+    texts = (file.read_text() for file in read_source(build.path).files)
+    if not build.shared_bytes and any("extern __shared__" in text for text in texts):
+        found.append(f"{what}: uses dynamic shared memory and declares none (Build.shared_bytes)")
+    if "Potential Performance Loss" in cubin.log:
+        found.append(f"{what}: {cubin.log}")
+    instruction = matrix_instruction(build)
+    if instruction and f" {instruction}." not in disassemble(cubin.content):
+        found.append(f"{what}: no {instruction} in the machine code")
+    return found
+
+
+@pytest.fixture(scope="module")
+def disassemble(tmp_path_factory):
+    """A function from a cubin to its machine code as text."""
+    tool = pathfinder.find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is missing (package nvidia-cuda-nvdisasm)")
+    folder: Path = tmp_path_factory.mktemp("cubins")
+
+    def text(content):
+        path = folder / "kernel.cubin"
+        path.write_bytes(content)
+        return subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True).stdout
+
+    return text
+
+
+@pytest.mark.parametrize("file", sorted({build.file for build in BUILDS}))
+def test_every_build_compiles_and_fits(file, cubins, disassemble):
+    found = []
+    for (build, arch), cubin in cubins.items():
+        if build.file == file:
+            found += faults(build, arch, cubin, disassemble)
+    assert found == []
+
+
+def test_every_source_is_compiled():
+    sources, built = {path.name for path in CSRC.glob("*.cu")}, {build.file for build in BUILDS}
+    assert sources == built, "each .cu stands in the BUILDS of an op"
+    included = {file for build in BUILDS for file in read_source(build.path).files}
+    assert set(CSRC.glob("*.cuh")) <= included, "each .cuh is included by one"
+
+
+def test_portable_means_all_five():
+    assert set(SHARED_LIMITS) == set(PORTABLE)
+    for build in BUILDS:
+        assert len(set(build.archs)) == len(build.archs)
+
+
+SPILL = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* y) {
+  float x[64];
+  for (int i = 0; i < 64; ++i) x[i] = y[i * 1024 + threadIdx.x];
+  for (int j = 0; j < 8; ++j)
+    #pragma unroll
+    for (int i = 0; i < 64; ++i) x[i] = x[i] * x[(i * 7 + 3) % 64] + y[j];
+  for (int i = 0; i < 64; ++i) y[i * 1024 + threadIdx.x] = x[i];
+}
+"""
+LARGE = """
+extern "C" __global__ void large(float* y) {
+  __shared__ float fixed[10240];
+  extern __shared__ float more[];
+  for (int i = threadIdx.x; i < 10240; i += 32) fixed[i] = more[i] = y[i];
+  __syncthreads();
+  y[threadIdx.x] = fixed[10239 - threadIdx.x] + more[threadIdx.x];
+}
+"""
+BROKEN = [
+    (Build("verify_x.cu"), SPILL, "sm_80", "spill spills"),
+    (Build("x.cu", shared_bytes=(("large", 60_417),)), LARGE, "sm_89", r"takes 101,377 bytes .* 101,376 are there"),
+    (Build("x.cu", shared_bytes=(("large", 60_417),)), LARGE, "sm_120a", "takes 101,377 bytes"),
+    (Build("x.cu", shared_bytes=(("large", 60_416),)), LARGE, "sm_120a", None),
+    (Build("x.cu"), LARGE, "sm_80", "declares none"),
+    (Build("x.cu", shared_bytes=(("lagre", 60_416),)), LARGE, "sm_80", "lagre"),
+    (Build("x_mma.cu", shared_bytes=(("large", 1),)), LARGE, "sm_80", "no HMMA"),
+    (Build("x_wgmma.cu", shared_bytes=(("large", 1),)), LARGE, "sm_90a", "no HGMMA"),
+    (Build("x.cu"), "__device__ int f() { return 1; }", "sm_80", "no kernel"),
+    (Build("x.cu"), "nonsense", "sm_80", "does not compile"),
+]
+
+
+@pytest.mark.parametrize(("build", "text", "arch", "what"), BROKEN)
+def test_a_broken_kernel_is_found(csrc, disassemble, build, text, arch, what):
+    (csrc / build.file).write_text(text)
+    found = faults(build, arch, compile_all([(build, arch)], workers=1)[build, arch], disassemble)
+    if what is None:
+        assert found == []
+    else:
+        assert re.search(what, "\n".join(found))
+
+
+def test_a_tensor_core_instruction_is_seen(csrc, disassemble):
+    asm = (
+        'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, '
+        '{%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a));'
+    )
+    (csrc / "x_mma.cu").write_text(
+        f'extern "C" __global__ void x(float4* y, unsigned a) {{ float d[4] = {{}}; {asm} '
+        "y[threadIdx.x] = make_float4(d[0], d[1], d[2], d[3]); }"
+    )
+    for arch in PORTABLE:
+        cubin, _ = compile_build(Build("x_mma.cu"), arch)
+        assert faults(Build("x_mma.cu"), arch, cubin, disassemble) == []
