@@ -11,7 +11,8 @@ from kdlab.decode.records import RoundRecord
 from kdlab.decode.settings import Settings
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError, KdlabError
-from kdlab.kernels.reference import draft_topk, target_sample
+from kdlab.kernels.draft_topk import MAX_K, draft_topk
+from kdlab.kernels.reference import target_sample
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
@@ -91,7 +92,9 @@ class Engine:
         method = self.settings.method
         if method.build is None or self._context is None:
             return build_root_only(len(self._start), self.pair.device)
-        top = draft_topk(self.pair.draft_logits(self._anchor, self._start, self._context), method.top_k)
+        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
+        impl = self.settings.op_impl if method.top_k <= MAX_K else "reference"
+        top = draft_topk(self.pair.draft_logits(self._anchor, self._start, self._context), method.top_k, impl=impl)
         return method.build(top.log_probs, top.token_ids)
 
     def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:

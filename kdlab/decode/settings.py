@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from kdlab.checks import check_choice, check_float, check_int
 from kdlab.decode.methods import Method, make_method
 from kdlab.errors import ArgumentError, NotSupported, UnsupportedDevice
@@ -15,7 +17,8 @@ _DEFAULT_STREAMS = 8
 class Settings:
     """Checked arguments of `kdlab.generate`; see there for their meaning.
 
-    `tail` is the number of tokens that recording decodes past the cut.
+    `tail` is the number of tokens that recording decodes past the cut. `impl` chooses the attention, `op_impl` is that
+    of the other ops: "auto", or "reference" where `impl` is that or the CUDA ops lack the dtype.
     """
 
     method: Method
@@ -28,11 +31,7 @@ class Settings:
     record_experts: bool
     tail: int
     impl: str
-
-    @property
-    def op_impl(self) -> str:
-        """`impl` of the ops other than the attention: it chooses between plain torch and what fits the device."""
-        return "reference" if self.impl == "reference" else "auto"
+    op_impl: str
 
 
 def make_settings(
@@ -80,6 +79,7 @@ def make_settings(
         record_experts=bool(record_experts),
         tail=tail,
         impl=impl,
+        op_impl="reference" if impl == "reference" or pair.dtype == torch.float64 else "auto",
     )
 
 
@@ -87,6 +87,8 @@ def _check_modes(pair: Pair, impl: str, graph: str) -> None:
     check_choice("impl", impl, ("auto", "reference", "naive", "mma", "wgmma", "flashmla"))
     if impl not in ("auto", "reference") and pair.device.type != "cuda":
         raise UnsupportedDevice(f"impl {impl!r} needs a CUDA GPU, and the pair is on {pair.device}")
+    if impl not in ("auto", "reference") and pair.dtype == torch.float64:
+        raise NotSupported("impl", "'auto' or 'reference' for float64", repr(impl))
     check_choice("graph", graph, ("auto", "off", "on"))
     if graph == "on":
         raise NotSupported("graph", "'auto' or 'off'", repr(graph))
