@@ -15,6 +15,7 @@ from kdlab.viz.findings import (
     paired_findings,
     speed_findings,
 )
+from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
 from kdlab.viz.sweep import plot_budget_sweep, plot_cost, plot_speed, plot_tokens_per_round
 from kdlab.viz.text import text_html, token_origins
@@ -42,9 +43,13 @@ __all__ = [
     "plot_acceptance_by_depth",
     "plot_budget_sweep",
     "plot_by_kind",
+    "plot_bytes_read",
     "plot_calibration",
     "plot_cost",
     "plot_draft_tree",
+    "plot_kernel_dots",
+    "plot_kernel_errors",
+    "plot_kernel_growth",
     "plot_length_histogram",
     "plot_missed_mass",
     "plot_rank_heatmap",

@@ -21,7 +21,7 @@ from tests.bench.samples import CEILINGS, kernel_rows
 def make_case(arms, **options):
     sizes = {"streams": 1, "rows": 3, "prefix": 256, "heads": 64}
     return Case("verify_attention", sizes, lambda seed: {"x": torch.full((2, 4), seed + 1.0)}, arms,
-                lambda inputs: Cost(4_000_000), 1000, **options)  # fmt: skip
+                lambda inputs: Cost(8_000_000), 1000, **options)  # fmt: skip
 
 
 def double(inputs):
@@ -75,7 +75,8 @@ def test_right_arms_are_timed_and_wrong_or_failing_ones_are_named(no_gpu):
     assert errors == {"good": 0.0, "wrong": pytest.approx(0.05), "nan": 1e30, "prepared": 0.0}
     floors = runner._time_cases(run, [case], CEILINGS, None)
     assert arms_of(run) == [("good", "graph"), ("prepared", "graph"), ("good", "eager"), ("prepared", "eager")]
-    assert floors == [(case, pytest.approx(1.0))]
+    assert floors == [(case, pytest.approx(2.0))]
+    assert CEILINGS.floor_us(Cost(1)) == pytest.approx(1.05), "not less than an empty kernel"
 
 
 def test_an_error_of_the_program_is_no_missing_peer(no_gpu):

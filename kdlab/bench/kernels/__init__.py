@@ -3,7 +3,7 @@
 from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows
 from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
-from kdlab.bench.kernels.table import case_text, kernel_table, verdict_lines
+from kdlab.bench.kernels.table import case_text, error_table, graph_times, kernel_table, verdict_lines
 
 __all__ = [
     "COUNTED_ARMS",
@@ -16,6 +16,8 @@ __all__ = [
     "case_text",
     "counted_command",
     "counter_rows",
+    "error_table",
+    "graph_times",
     "kernel_table",
     "verdict_lines",
 ]

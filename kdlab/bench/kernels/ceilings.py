@@ -39,8 +39,8 @@ class Ceilings:
         return next(ceiling.median for ceiling in self.all if ceiling.name == name)
 
     def floor_us(self, cost: Cost) -> float:
-        """Return the bound of a call by what the card reads a second and by its matrix rate."""
-        return cost.floor_us(bytes_per_s=1e12 * self["read"], flops_per_s=1e12 * self["matrix"])
+        """Return the bound of a call: its bytes, its operations, or one kernel that does nothing."""
+        return max(cost.floor_us(bytes_per_s=1e12 * self["read"], flops_per_s=1e12 * self["matrix"]), self["launch"])
 
 
 def measure_ceilings(seconds: float) -> Ceilings:

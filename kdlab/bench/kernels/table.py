@@ -40,6 +40,21 @@ def kernel_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([_line(row, floors, goals) for row in times.to_dict("records")])
 
 
+def graph_times(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of `kernel_table` to compare: those in a graph, and eager ones of arms that no graph holds."""
+    in_graph = table["mode"] == GRAPH
+    keys = pd.MultiIndex.from_frame(table[["op", "case", "impl"]])
+    return table[in_graph | ~keys.isin(keys[in_graph])]
+
+
+def error_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the errors of a run's checks: op, case, impl, own and error."""
+    errors = rows[rows["metric"] == "relative_error"]
+    cases = [_case(sizes) for sizes in errors["case"]]
+    columns = {"op": errors["op"], "case": cases, "impl": errors["impl"], "own": errors["method"] == "own"}
+    return pd.DataFrame({**columns, "error": errors["value"]}).reset_index(drop=True)
+
+
 def case_text(sizes: Mapping[str, Any]) -> str:
     """Return an op's sizes in words, `S=8 N=33 prefix=4096 H=64`; what is 0 or False is left out."""
     words = []
@@ -79,13 +94,15 @@ def _line(row: Mapping[str, Any], floors: Mapping[Any, float], goals: Mapping[An
     goal = goals.get((*key, row["impl"])) if in_graph else None
     verdict = None if goal is None else MET if row["median"] <= goal else MISSED
     return {
-        "op": row["op"], "case": case_text({name: sizes[name] for name in _order(sizes)}), "impl": row["impl"],
+        "op": row["op"], "case": _case(row["case"]), "impl": row["impl"],
         "own": row["method"] == "own", "mode": row["graph"], "us": row["median"], "p10": row["p10"], "p90": row["p90"],
         "floor_us": floor, "roofline": None if floor is None else floor / row["median"], "goal_us": goal,
         "verdict": verdict, **sizes,
     }  # fmt: skip
 
 
-def _order(sizes: Mapping[str, Any]) -> list[str]:
-    """The names of `_SIZE_NAMES` first, in its order: JSON has sorted them by letter."""
-    return [name for name in _SIZE_NAMES if name in sizes] + [name for name in sizes if name not in _SIZE_NAMES]
+def _case(text: str) -> str:
+    """A row's case in words, the names of `_SIZE_NAMES` first, in its order: JSON has sorted them by letter."""
+    sizes = json.loads(text)
+    names = [name for name in _SIZE_NAMES if name in sizes] + [name for name in sizes if name not in _SIZE_NAMES]
+    return case_text({name: sizes[name] for name in names})
