@@ -15,6 +15,11 @@ from kdlab.cli.output import print_json
 MINIMUM_PYTHON = (3, 11)
 OPTIONAL = {
     "nvidia-ml-py": "driver, clocks and temperature of a GPU in the provenance",
+    "cuda-core": "launching CUDA kernels",
+    "cuda-bindings": "compiling CUDA kernels",
+    "nvidia-cuda-nvrtc": "compiling CUDA kernels (conda: cuda-nvrtc)",
+    "nvidia-cuda-runtime": "compiling CUDA kernels: headers (conda: cuda-cudart-dev)",
+    "sgl-flash-mla": "FlashMLA beside the attention kernels, on Hopper",
     "jupyterlab": "opening the notebooks",
     "nbconvert": "`kdlab report`",
     "nh3": "`kdlab report`",
@@ -35,7 +40,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Gather facts about software, GPU and shipped data; without a GPU no driver is asked for more than that."""
+    """Gather facts about software, GPU, kernels and data; without a GPU no driver is asked for more than that."""
+    from kdlab.kernels.jit_facts import kernel_facts
     from kdlab.machine import machine_facts
     from kdlab.paths import DATA
     from kdlab.source import code_facts
@@ -48,11 +54,12 @@ def inspect_machine() -> dict[str, Any]:
         "interpreter": sys.executable,
         **{name: machine[name] for name in names},
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **kernel_facts(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "optional": {name: {"version": installed_version(name), "for": use} for name, use in OPTIONAL.items()},
         "data": problems or f"every file of {DATA.name}/README.md is whole",
     }
-    return facts | {"verdict": _verdict(problems, machine)}
+    return facts | {"verdict": _verdict(problems, machine["gpu"], facts["kernels"])}
 
 
 def check_data(folder: Path) -> list[str]:
@@ -83,12 +90,14 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def _verdict(problems: list[str], machine: dict[str, Any]) -> str:
+def _verdict(problems: list[str], gpu: str | None, kernels: str) -> str:
     if sys.version_info < MINIMUM_PYTHON:
         return f"not ready: needs Python 3.11 or newer, got {platform.python_version()}"
     if problems:
         return "not ready: " + "; ".join(problems)
-    return f"ready on {machine['gpu']} and on the CPU" if machine["gpu"] else "ready on the CPU (torch finds no GPU)"
+    if gpu is None:
+        return "ready on the CPU (torch finds no GPU)"
+    return f"ready on {gpu} and on the CPU; kernels: {kernels}"
 
 
 def _text(value: Any) -> str:

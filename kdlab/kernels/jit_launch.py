@@ -8,7 +8,7 @@ import torch
 
 from kdlab.errors import ArgumentError, LaunchError, UnsupportedDevice
 from kdlab.kernels.jit_cache import Cubin
-from kdlab.kernels.jit_toolchain import HOW_TO_INSTALL
+from kdlab.kernels.jit_toolchain import HOW_TO_INSTALL, find_toolchain
 
 Dim = int | tuple[int, ...]
 _FREE_SHARED_BYTES = 48 * 1024
@@ -27,7 +27,7 @@ class Kernel:
 
         Raises:
             ArgumentError: the cubin has no kernel of that name.
-            UnsupportedDevice: the package cuda-core is missing.
+            UnsupportedDevice: the package cuda-core is missing, or the driver refuses the machine code.
         """
         if name not in cubin.kernels:
             raise ArgumentError("name", f"a kernel of {what}: {', '.join(cubin.kernels)}", repr(name))
@@ -44,8 +44,12 @@ class Kernel:
             torch.cuda.current_stream(device)  # makes torch's context where nothing has yet
             # The code object owns the machine code: the kernel is valid as long as it lives.
             self._code = ObjectCode.from_cubin(cubin.content, name=what)
-            self._kernel = self._code.get_kernel(name)
-            self._sizes = tuple(info.size for info in self._kernel.arguments_info)
+            try:
+                self._kernel = self._code.get_kernel(name)
+                self._sizes = tuple(info.size for info in self._kernel.arguments_info)
+            except _driver()[1] as error:
+                versions = f"its CUDA is {driver_cuda()}, NVRTC is {find_toolchain().nvrtc_version}"
+                raise UnsupportedDevice(f"the driver cannot load {what} ({versions}): {error}") from error
 
     def launch(
         self,
@@ -190,6 +194,14 @@ def pack(args: tuple[object, ...], sizes: tuple[int, ...], index: int, name: str
             raise ArgumentError(f"{name}, argument {i}", f"a value of {size} bytes", f"{arg!r:.60} of {have} bytes")
         values.append(value)
     return values
+
+
+def driver_cuda() -> str:
+    """Return the newest CUDA version that the driver runs; only for a machine with a GPU."""
+    from cuda.bindings import driver
+
+    _, version = driver.cuDriverGetVersion()
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 @functools.cache

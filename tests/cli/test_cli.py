@@ -93,6 +93,7 @@ def test_doctor_gives_a_verdict(kdlab):
     assert facts["verdict"].startswith("ready")
     assert facts["data"] == "every file of data/README.md is whole"
     assert {"python", "torch", "cuda", "gpu", "driver", "git_commit", "memory_bytes", "optional"} <= set(facts)
+    assert {"arch", "driver_cuda", "nvrtc", "cuda_headers", "nvcc", "flashmla", "kernel_cache", "kernels"} <= set(facts)
     assert all(use.keys() == {"version", "for"} for use in facts["optional"].values())
     status, out, _ = kdlab("doctor")
     assert "nh3 0." in out
