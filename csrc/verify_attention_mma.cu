@@ -40,7 +40,7 @@ struct Params {
   float* __restrict__ lse;               // [S, N, H]
   float* __restrict__ o_partial;         // [slots, 64, 512]
   float* __restrict__ lse_partial;       // [slots, 64]
-  int num_words, num_pages;
+  int num_words, table_width, num_pages;
   float scale_log2;
 };
 
@@ -53,10 +53,12 @@ struct Plan {
     uint4 weights[2][Config::BLOCK_KEYS / 16][WARP];  // A fragments [m tile][16 keys][lane]
   } exchange[Config::GROUPS];
   float4 row_stats[Config::GROUPS][Config::GROUP_ROWS];  // a value of each warp: maximum, at the end the sum
+  float best[2][Config::TILE_ROWS];  // maximum so far, before and after a key block
   alignas(8) u64 loaded[Config::STAGES], freed[Config::STAGES], weights_read[Config::GROUPS];
   Part part;
   StreamWork work;
-  int has_part;
+  int has_part, cursor;
+  int row_of[Config::TILE_ROWS];  // tree row of each (row, head) pair
 };
 static_assert(sizeof(Plan) == PLAN_BYTES, "the launch asks for as much");
 static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_120");
@@ -65,7 +67,7 @@ static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_12
 struct State {
   float o[2][2 * Config::VALUE_SLICES][4];  // [m tile][n tile][D fragment]
   u32 q[2][Config::SLICES][4];              // [m tile][slice][A fragment]
-  float best[4], sum[4];                    // of rows 16 m + 8 h + lane / 4 at 2 m + h; sum over this lane's keys
+  float sum[4];                             // of rows 16 m + 8 h + lane / 4 at 2 m + h, over this lane's keys
 };
 
 struct Warp {
@@ -98,21 +100,24 @@ DEVICE u32 copy_destination(u32 stage) {
   return stage + row * Config::ROW_BYTES + (chunk ^ (row % 8)) * 16;
 }
 
-// Rows of keys beyond the last used one come as zeros, so that what stands there (NaN) meets no weight of 0.
-DEVICE void copy_keys(const Params& p, const Plan& plan, u32 stage, const i32* table, int block) {
+// Starts the copy of key block `block`, the number `count` of this grid block. Rows of keys beyond the last used one
+// come as zeros, so that what stands there (NaN) meets no weight of 0.
+DEVICE void start_copy(const Params& p, Plan& plan, int block, u32 count) {
   const int key = block * Config::BLOCK_KEYS + threadIdx.x / Config::CHUNKS;
   const int chunk = threadIdx.x % Config::CHUNKS;
   const Scalar* row = nullptr;
   if (key < plan.work.prefix + plan.work.nodes) {
-    const int page = table[key / Config::PAGE];
+    const int page = p.block_table[i64(plan.part.stream) * p.table_width + key / Config::PAGE];
     if (page >= 0 && page < p.num_pages)
       row = p.pages + (i64(page) * Config::PAGE + key % Config::PAGE) * Config::WIDTH + chunk * 8;
   }
-  copy_row(copy_destination(stage), row, p.pages);
+  copy_row(copy_destination(shared_address(plan.keys[count % 2])), row, p.pages);
+  copy_async_arrive(shared_address(&plan.loaded[count % 2]));
 }
 
 // Brings the tile's queries into registers by way of the key stages, which nobody uses at this time.
-DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state) {
+DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state,
+                         u32 count) {
   const i64 first = (i64(plan.part.stream) * sizes.num_rows * sizes.num_heads) + plan.part.tile * Config::TILE_ROWS;
   const int used = plan.work.nodes * sizes.num_heads - plan.part.tile * Config::TILE_ROWS;
 #pragma unroll
@@ -122,6 +127,10 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
     copy_row(copy_destination(shared_address(plan.keys[half])), row < used ? source : nullptr, p.q);
   }
   copy_async_commit();
+  if (threadIdx.x < Config::TILE_ROWS) {
+    plan.row_of[threadIdx.x] = (plan.part.tile * Config::TILE_ROWS + threadIdx.x) / sizes.num_heads;
+    plan.best[count % 2][threadIdx.x] = -INFINITY_F32;
+  }
   copy_async_wait<0>();
   __syncthreads();
   const u32 queries = shared_address(plan.keys[w.group]) + w.value_fragment;
@@ -133,36 +142,48 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
   __syncthreads();
 }
 
-// This warp's part of the scores of 32 rows and 16 keys, to the warps that finish them; what it finishes itself stays.
-DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 keys, u32 count, int half,
-                           float (&own)[2][4]) {
-  float scores[2][2][4] = {};  // [m tile][n tile]
+// This warp's part of the scores of 32 rows and 16 keys, of its 16 columns of each slice.
+DEVICE void partial_scores(const Warp& w, const State& state, u32 keys, float (&scores)[2][2][4]) {
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice) {
     u32 b[4];
-    load_matrices(b, keys + w.key_fragment + half * 16 * Config::ROW_BYTES + slice * 128);
+    load_matrices(b, keys + w.key_fragment + slice * 128);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add<Scalar>(scores[m][n], state.q[m][slice], b[2 * n], b[2 * n + 1]);
+      for (int m = 0; m < 2; ++m) multiply_add<Scalar>(scores[n][m], state.q[m][slice], b[2 * n], b[2 * n + 1]);
   }
+}
+
+// Hands partial scores of 8 keys to the warp that finishes them.
+DEVICE void send(Plan& plan, const Warp& w, int to, const float (&scores)[2][4]) {
+  const int from = (w.member - to - 1) & 3;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+    plan.exchange[w.group].scores[to][from][m][w.lane] =
+        make_float4(scores[m][0], scores[m][1], scores[m][2], scores[m][3]);
+}
+
+// Partial scores of all 32 keys; those of the 8 keys that this warp finishes stay in `own` [m tile][D fragment].
+DEVICE void exchange_scores(Plan& plan, const Warp& w, const State& state, u32 keys, u32 count, float (&own)[2][4]) {
+  const int half = w.member / 2, other = 1 - half;
+  float scores[2][2][4] = {};  // [n tile][m tile]
+  partial_scores(w, state, keys + other * 16 * Config::ROW_BYTES, scores);
   // The weights of the block before stand where partial scores go.
-  if (half == 0) barrier_wait(shared_address(&plan.weights_read[w.group]), (count + 1) % 2);
+  barrier_wait(shared_address(&plan.weights_read[w.group]), (count + 1) % 2);
+  send(plan, w, 2 * other, scores[0]);
+  send(plan, w, 2 * other + 1, scores[1]);
+  float rest[2][2][4] = {};
+  partial_scores(w, state, keys + half * 16 * Config::ROW_BYTES, rest);
+  const bool second = w.member % 2;
+  float sent[2][4];
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int to = 2 * half + n;
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const float(&s)[4] = scores[m][n];
-      if (to == w.member) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) own[m][i] = s[i];
-      } else {
-        const int from = (w.member - to - 1) & 3;
-        plan.exchange[w.group].scores[to][from][m][w.lane] = make_float4(s[0], s[1], s[2], s[3]);
-      }
-    }
+  for (int i = 0; i < 8; ++i) {
+    const float first = rest[0][i / 4][i % 4], last = rest[1][i / 4][i % 4];
+    own[i / 4][i % 4] = second ? last : first;
+    sent[i / 4][i % 4] = second ? first : last;
   }
+  send(plan, w, w.member ^ 1, sent);
 }
 
 DEVICE bool is_visible(const Params& p, const Sizes& sizes, const Plan& plan, int row, int key) {
@@ -179,8 +200,7 @@ DEVICE void mask_scores(const Params& p, const Sizes& sizes, const Plan& plan, c
   const int key = block * Config::BLOCK_KEYS + w.member * Config::OWN_KEYS + w.lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int pair = plan.part.tile * Config::TILE_ROWS + w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
-    const int row = pair / sizes.num_heads;
+    const int row = plan.row_of[w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       if (!is_visible(p, sizes, plan, row, key + j)) own[i / 2][i % 2 * 2 + j] = -INFINITY_F32;
@@ -189,7 +209,7 @@ DEVICE void mask_scores(const Params& p, const Sizes& sizes, const Plan& plan, c
 
 // Adds up the partial scores of this warp's 8 keys, and turns the maxima of all warps into weights, which go to the
 // group as A fragments. Scales what was summed before to the new maximum.
-DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
+DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block, u32 count,
                     float (&own)[2][4]) {
   named_barrier(1 + w.group, Config::GROUP_THREADS);  // partial scores are there
 #pragma unroll
@@ -211,11 +231,12 @@ DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp&
   float shrink[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
+    const int row = w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
     const float4 each = plan.row_stats[w.group][8 * i + w.lane / 4];
-    const float best = max(state.best[i], max(max(each.x, each.y), max(each.z, each.w)));
+    const float old = plan.best[count % 2][row], best = max(old, max(max(each.x, each.y), max(each.z, each.w)));
     const float finite = best == -INFINITY_F32 ? 0.0f : best;  // a row that has seen no key yet
-    shrink[i] = exp2f(state.best[i] - finite);
-    state.best[i] = best;
+    shrink[i] = exp2f(old - finite);
+    if (w.member == 0 && w.lane % 4 == 0) plan.best[(count + 1) % 2][row] = best;
     float(&s)[4] = own[i / 2];
     const float p0 = exp2f(s[i % 2 * 2] - finite), p1 = exp2f(s[i % 2 * 2 + 1] - finite);
     state.sum[i] = state.sum[i] * shrink[i] + (p0 + p1);
@@ -272,7 +293,7 @@ DEVICE void store_row(Out* o, const float (&values)[2 * Config::VALUE_SLICES][4]
 
 // Writes the tile, or its share of a tile that was cut. `o` and `lse` point to the tile's first row.
 template <typename Out>
-DEVICE void store(Plan& plan, const Warp& w, State& state, int used, Out* o, float* lse, float lse_unit) {
+DEVICE void store(Plan& plan, const Warp& w, State& state, u32 count, int used, Out* o, float* lse, float lse_unit) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float sum = warp_sum<4>(state.sum[i]);
@@ -286,7 +307,7 @@ DEVICE void store(Plan& plan, const Warp& w, State& state, int used, Out* o, flo
     const int row = w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
     if (row < used) {
       if (w.member == 0 && w.lane % 4 == 0)
-        lse[row] = sum > 0.0f ? (state.best[i] + log2f(sum)) * lse_unit : -INFINITY_F32;
+        lse[row] = sum > 0.0f ? (plan.best[count % 2][row] + log2f(sum)) * lse_unit : -INFINITY_F32;
       store_row(o + row * Config::C + w.member * 16 + w.lane % 4 * 2, state.o[i / 2], i % 2,
                 sum > 0.0f ? 1.0f / sum : 0.0f);
     }
@@ -310,11 +331,13 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     int num_heads, int num_words, int table_width, int num_pages, int fixed_parts, float scale_log2) {
   extern __shared__ __align__(128) u8 shared[];
   Plan& plan = *reinterpret_cast<Plan*>(shared);
-  const Params p{q, pages, block_table, ancestors, o, lse, o_partial, lse_partial, num_words, num_pages, scale_log2};
+  const Params p{q,         pages,     block_table, ancestors, o, lse, o_partial, lse_partial,
+                 num_words, table_width, num_pages, scale_log2};
   const Sizes sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, table_width * Config::PAGE,
                     int(gridDim.x), fixed_parts};
   const Warp w = this_warp();
   if (threadIdx.x == 0) {
+    plan.cursor = 0;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       barrier_init(shared_address(&plan.loaded[stage]), Config::THREADS);
       barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP);
@@ -325,18 +348,17 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
   clear_unused_rows(p, sizes);
 
   State state;
-  int cursor = 0;
   u32 count = 0;  // key blocks so far: stage and phase of the barriers
   for (;;) {
     __syncthreads();
     if (threadIdx.x == 0) {
       const Work work(sizes);
-      plan.has_part = work.next(blockIdx.x, cursor, plan.part);
+      plan.has_part = work.next(blockIdx.x, plan.cursor, plan.part);
       if (plan.has_part) plan.work = work.stream_work(plan.part.stream);
     }
     __syncthreads();
     if (!plan.has_part) break;
-    load_queries(p, sizes, plan, w, state);
+    load_queries(p, sizes, plan, w, state, count);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -344,28 +366,22 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
 #pragma unroll
         for (int i = 0; i < 4; ++i) state.o[m][n][i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) state.best[i] = -INFINITY_F32, state.sum[i] = 0.0f;
+    for (int i = 0; i < 4; ++i) state.sum[i] = 0.0f;
 
-    const i32* table = block_table + i64(plan.part.stream) * table_width;
-    const int end = plan.part.end_block;
-    int next = plan.part.first_block;  // key block that is copied next
-    u32 copied = count;
-    for (int stage = 0; stage < Config::STAGES && next < end; ++stage, ++copied, ++next) {
-      copy_keys(p, plan, shared_address(plan.keys[copied % 2]), table, next);
-      copy_async_arrive(shared_address(&plan.loaded[copied % 2]));
-    }
-    for (int block = plan.part.first_block; block < end; ++block, ++count) {
+    // What stands in `plan` is read again where it is needed: no register is left to hold it.
+    start_copy(p, plan, plan.part.first_block, count);
+    if (plan.part.first_block + 1 < plan.part.end_block) start_copy(p, plan, plan.part.first_block + 1, count + 1);
+    for (int block = plan.part.first_block; block < plan.part.end_block; ++block, ++count) {
       const u32 keys = shared_address(plan.keys[count % 2]);
       float own[2][4];
       barrier_wait(shared_address(&plan.loaded[count % 2]), count / 2 % 2);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) partial_scores(plan, w, state, keys, count, half, own);
-      if (block > plan.part.first_block && next < end) {  // the stage of the block before, once both groups are through
+      exchange_scores(plan, w, state, keys, count, own);
+      // Into the stage of the block before, once both groups are through with it.
+      if (block > plan.part.first_block && block + 1 < plan.part.end_block) {
         barrier_wait(shared_address(&plan.freed[(count + 1) % 2]), (count - 1) / 2 % 2);
-        copy_keys(p, plan, shared_address(plan.keys[(count + 1) % 2]), table, next++);
-        copy_async_arrive(shared_address(&plan.loaded[(count + 1) % 2]));
+        start_copy(p, plan, block + 1, count + 1);
       }
-      softmax(p, sizes, plan, w, state, block, own);
+      softmax(p, sizes, plan, w, state, block, count, own);
       add_values(plan, w, state, keys);
       if (w.lane == 0) {
         barrier_arrive(shared_address(&plan.freed[count % 2]));
@@ -375,10 +391,10 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     const int first_pair = plan.part.tile * Config::TILE_ROWS, used = plan.work.nodes * num_heads - first_pair;
     if (plan.part.slot >= 0) {
       const i64 place = i64(plan.part.slot) * Config::TILE_ROWS;
-      store(plan, w, state, used, o_partial + place * Config::C, lse_partial + place, 1.0f);
+      store(plan, w, state, count, used, o_partial + place * Config::C, lse_partial + place, 1.0f);
     } else {
       const i64 place = i64(plan.part.stream) * num_rows * num_heads + first_pair;
-      store(plan, w, state, used, o + place * Config::C, lse + place, LN_2);
+      store(plan, w, state, count, used, o + place * Config::C, lse + place, LN_2);
     }
   }
 }
