@@ -16,8 +16,6 @@ _THREADS, _SHARED_BYTES = 256, 231_424
 _TILE, _LATENT_DIM = 64, 512
 _PARTIALS = 2
 """Tiles that a block of the grid may share with others: the one that it begins with and the one that it ends with."""
-_SWIZZLE_128B, _PROMOTE_256B = 3, 3
-"""CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B."""
 _MAX_MAPS = 4096
 _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
@@ -84,10 +82,12 @@ class _Memory:
 @functools.lru_cache(maxsize=_MAX_MAPS)
 def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> Any:
     """Describe contiguous 16-bit values to TMA, with 128-byte swizzle; a box outside `shape` reads zeros there."""
+    from cuda.core._tensor_map import TensorMapL2Promotion, TensorMapSwizzle
     from cuda.core.utils import StridedMemoryView
 
     view = StridedMemoryView.from_cuda_array_interface(_Memory(pointer, shape), stream_ptr=-1)
-    return view.as_tensor_map(box_dim=box, swizzle=_SWIZZLE_128B, l2_promotion=_PROMOTE_256B)
+    options = {"swizzle": TensorMapSwizzle.SWIZZLE_128B, "l2_promotion": TensorMapL2Promotion.L2_256B}
+    return view.as_tensor_map(box_dim=box, **options)
 
 
 _rings: dict[torch.device, tuple[Tensor, list[int]]] = {}
