@@ -1,0 +1,110 @@
+// csrc/moe_groups.cuh: which rows go to which expert, worked out by every block for itself, without a launch of its own.
+//   A pick is one (row, slot) of expert_ids [T, k]; an id outside 0..NUM-1 is none. The picks of an expert are cut into
+//   tiles of at most TILE_PICKS, so that a tile's products fit registers; tiles are numbered expert by expert.
+//   A unit of work is a tile of picks times a tile of output features. Units are numbered expert by expert, within an
+//   expert by feature tile, and the tiles of picks come innermost: they read the same weights, from DRAM once.
+//   Order among the picks changes no result: every pick has its own column of the matrix products.
+//   test tests/kernels/test_moe_int4.py
+#pragma once
+
+#include "common.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / WARP;
+constexpr int TILE_PICKS = DTYPE == 0 ? 8 : 16;
+constexpr int LISTED = 16 * TILE_PICKS;  // picks of one expert that a block holds at a time
+
+// Null ids: every pick goes to expert 0 (the shared expert).
+DEVICE int expert_of(const i32* expert_ids, int pick) { return expert_ids ? expert_ids[pick] : 0; }
+
+template <int NUM>
+struct Tiles {
+  int first[NUM + 1];  // number of an expert's first tile; the last entry is the number of all tiles
+  int picks[NUM];
+  int warp_tiles[WARPS];
+
+  // All threads of the block.
+  DEVICE void build(const i32* expert_ids, int num_picks) {
+    constexpr int OWN = cdiv(NUM, THREADS);  // neighbouring experts that a thread adds up
+    for (int e = threadIdx.x; e < NUM; e += THREADS) picks[e] = 0;
+    __syncthreads();
+    for (int p = threadIdx.x; p < num_picks; p += THREADS) {
+      const u32 expert = expert_of(expert_ids, p);
+      if (expert < NUM) atomicAdd(&picks[expert], 1);
+    }
+    __syncthreads();
+    int tiles[OWN], own = 0;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      const int e = threadIdx.x * OWN + i;
+      tiles[i] = e < NUM ? cdiv(picks[e], TILE_PICKS) : 0;
+      own += tiles[i];
+    }
+    int through = own;  // tiles of this lane and of the lanes before it
+#pragma unroll
+    for (int offset = 1; offset < WARP; offset *= 2) {
+      const int before = __shfl_up_sync(FULL_MASK, through, offset);
+      if (lane_id() >= offset) through += before;
+    }
+    if (lane_id() == WARP - 1) warp_tiles[warp_id()] = through;
+    __syncthreads();
+    int next = through - own;
+    for (int w = 0; w < warp_id(); ++w) next += warp_tiles[w];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      const int e = threadIdx.x * OWN + i;
+      if (e < NUM) first[e] = next;
+      next += tiles[i];
+    }
+    if (threadIdx.x == THREADS - 1) first[NUM] = next;
+    __syncthreads();
+  }
+
+  DEVICE int count() const { return first[NUM]; }
+
+  // The expert of a tile: the last one whose first tile is not behind it.
+  DEVICE int expert(int tile) const {
+    int low = 0, high = NUM;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first[middle] <= tile) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // One warp: calls take(n, pick) for the picks `skip`, `skip + 1`.. of an expert, n = 0.. up to LISTED; how many they are.
+  template <typename Take>
+  DEVICE int list(const i32* expert_ids, int num_picks, int expert, int skip, Take take) const {
+    const int size = min(picks[expert] - skip, LISTED);
+    int found = -skip;
+    for (int base = 0; base < num_picks && found < size; base += WARP) {
+      const int p = base + lane_id();
+      const bool mine = p < num_picks && expert_of(expert_ids, p) == expert;
+      const u32 all = __ballot_sync(FULL_MASK, mine);
+      const int n = found + __popc(all & ((1u << lane_id()) - 1));
+      if (mine && n >= 0 && n < size) take(n, p);
+      found += __popc(all);
+    }
+    return size;
+  }
+};
+
+// Where a unit of work lies.
+template <int NUM, int FEATURE_TILES>
+struct Unit {
+  const Tiles<NUM>& tiles;
+  int expert = 0, pick_tile = 0, feature_tile = 0;
+  int from = 0, to = 0;  // units of the expert
+
+  DEVICE void find(int unit) {
+    if (unit >= to) {
+      expert = tiles.expert(unit / FEATURE_TILES);
+      from = tiles.first[expert] * FEATURE_TILES;
+      to = tiles.first[expert + 1] * FEATURE_TILES;
+    }
+    const int pick_tiles = (to - from) / FEATURE_TILES;
+    feature_tile = (unit - from) / pick_tiles;
+    pick_tile = (unit - from) % pick_tiles;
+  }
+};

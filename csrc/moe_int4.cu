@@ -1,0 +1,221 @@
+// csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights, each distinct expert read once.
+//   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights [T,k] f32
+//        gate_up [E,2I,D] and down [E,D,I], gate rows first: INT4 words [.., /8] i32 with scales [.., /32], or as x
+//   out  out [T,D] | between the kernels: hidden [T,k,I] as x, parts [T,slots,D] f32, slots = k + shared experts
+//   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; sums in float32
+//   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts of INT4, 6 D I FLOP a pick: bound by bytes
+//   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
+//
+// Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. Blocks
+// take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The stream of
+// a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the other rows:
+// the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
+#include "moe_weights.cuh"
+
+// -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D | INNER_WIDTH I |
+// NUM_EXPERTS E | STAGES slabs in shared memory, RING_BYTES for them | BLOCKS_PER_SM that registers must allow
+constexpr int PAD = 36;  // floats a column of partial sums: rows g and columns 2t of a warp meet 32 different banks
+static_assert(PAD >= WARP_ROWS, "a column holds the rows of a warp");
+
+struct Block {  // shared memory beside the ring of stages
+  Tiles<NUM_EXPERTS> tiles;
+  const Scalar* source[LISTED];  // rows of x or hidden; those past the last pick of a tile repeat a valid one
+  int pick[LISTED];
+  int size;                      // picks listed
+  float sums[WARPS][COLUMNS][PAD];
+};
+
+struct Picks {
+  const i32* expert_ids;
+  int count;
+};
+
+// Where the copies of a block stand: STAGES - 1 slabs before the products.
+template <typename S>
+struct Stream {
+  const u8 *weights, *scales;  // [E] matrices
+  u8* ring;
+  int unit, end;
+  Unit<NUM_EXPERTS, S::TILES> at;
+  int slab = 0, slot = 0;
+
+  DEVICE void next() {
+    if (unit < end) {
+      if (slab == 0) at.find(unit);
+      constexpr i64 UNITS = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K);
+      constexpr i64 SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP);
+      copy_stage<S>(ring + slot * S::BYTES, weights + at.expert * UNITS * 16,
+                    scales + at.expert * SCALES * sizeof(Scale), at.feature_tile, slab);
+      if (++slab == S::SLABS) {
+        slab = 0;
+        ++unit;
+      }
+    }
+    copy_async_commit();
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
+  }
+};
+
+// Adds the warps' partial sums of one column tile and stores them: store(pick of the tile, feature, gate or value, up).
+template <typename S, int TILES_N, typename Store>
+DEVICE void finish(Block& block, const float (&total)[TILES_N * COLUMNS], Store store) {
+#pragma unroll
+  for (int n = 0; n < TILES_N; ++n) {
+    if (n) __syncthreads();
+    each_value<TILES_N>(total, n, [&](int row, int column, float v) { block.sums[warp_id()][column][row] = v; });
+    __syncthreads();
+#pragma unroll
+    for (int o = threadIdx.x; o < S::TILE_FEATURES * COLUMNS; o += THREADS) {
+      constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
+      const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
+      const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
+      float value = 0, up = 0;
+#pragma unroll
+      for (int w = 0; w < S::K_WARPS; ++w) {
+        value += block.sums[warp + w][column][row];
+        if (S::GATED) up += block.sums[warp + w][column][row + WARP_FEATURES];
+      }
+      store(n * COLUMNS + column, feature, value, up);
+    }
+  }
+}
+
+// All slabs of one unit of work, for up to 8 TILES_N picks.
+template <typename S, int TILES_N, typename Store>
+DEVICE void run_unit(Block& block, const Scalar* const* source, Stream<S>& stream, int& slot, Store store) {
+  float total[TILES_N * COLUMNS] = {};
+  Rows<S, TILES_N> rows;
+  rows.find(source);
+#pragma unroll 1
+  for (int slab = 0; slab < S::SLABS; ++slab) {
+    rows.load(slab);
+    copy_async_wait<STAGES - 2>();
+    __syncthreads();  // this slab has come for all threads, and all have done with the one before, whose place is next
+    stream.next();
+    multiply<S, TILES_N>(total, stream.ring + slot * S::BYTES, rows, slab);
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
+  }
+  finish<S, TILES_N>(block, total, store);
+}
+
+// Lists LISTED picks of an expert, from number `skip` on. All threads of the block.
+template <int K, typename Row>
+DEVICE void list_picks(Block& block, const Scalar* x, const Picks& picks, int expert, int skip, Row row) {
+  __syncthreads();  // the unit before may still read its picks
+  if (warp_id() == 0) {
+    const auto take = [&](int n, int pick) {
+      block.source[n] = x + static_cast<i64>(row(pick)) * K;
+      block.pick[n] = pick;
+    };
+    const int size = block.tiles.list(picks.expert_ids, picks.count, expert, skip, take);
+    __syncwarp();
+    for (int n = size + lane_id(); n < round_up(size, TILE_PICKS); n += WARP) block.source[n] = block.source[0];
+    if (lane_id() == 0) block.size = size;
+  }
+  __syncthreads();
+}
+
+// Runs this block's share of all units. x holds rows of K inputs, row(pick) is the one of a pick; ready() returns when x
+// may be read; store(pick, feature, gate or value, up) takes the results.
+template <typename S, typename Row, typename Ready, typename Store>
+DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Row row, Ready ready,
+                Store store) {
+  static_assert(STAGES >= 2 && STAGES * S::BYTES <= RING_BYTES, "dynamic shared memory of the launch");
+  extern __shared__ __align__(128) u8 ring[];
+  __shared__ Block block;
+  block.tiles.build(picks.expert_ids, picks.count);
+  const i64 units = static_cast<i64>(block.tiles.count()) * S::TILES;
+  const int first = static_cast<int>(units * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
+  Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, first, end, {block.tiles}};
+#pragma unroll 1
+  for (int i = 0; i < STAGES - 1; ++i) stream.next();
+  ready();
+  Unit<NUM_EXPERTS, S::TILES> at{block.tiles};
+  int slot = 0, expert = -1, skip = 0;
+  for (int unit = first; unit < end; ++unit) {
+    at.find(unit);
+    const int window = at.pick_tile * TILE_PICKS / LISTED * LISTED;
+    if (at.expert != expert || window != skip) {
+      expert = at.expert;
+      skip = window;
+      list_picks<S::K>(block, x, picks, expert, skip, row);
+    }
+    const int listed = at.pick_tile * TILE_PICKS - skip, size = min(block.size - listed, TILE_PICKS);
+    const auto store_used = [&](int n, int feature, float value, float up) {
+      const int f = at.feature_tile * S::TILE_FEATURES + feature;
+      if (n < size && f < S::FEATURES) store(block.pick[listed + n], f, value, up);
+    };
+    const Scalar* const* source = block.source + listed;
+#if DTYPE != 0
+    if (size > COLUMNS) run_unit<S, 2>(block, source, stream, slot, store_used);
+    else
+#endif
+      run_unit<S, 1>(block, source, stream, slot, store_used);
+  }
+  copy_async_wait<0>();
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up(
+    const Scalar* __restrict__ x,            // [T, MODEL_WIDTH]
+    const i32* __restrict__ expert_ids,      // [T, top_k], or null
+    const void* __restrict__ gate_up,        // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH]
+    const void* __restrict__ gate_up_scale,  // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH / 32], INT4 only
+    Scalar* __restrict__ hidden,             // [T, top_k, INNER_WIDTH]
+    int num_rows, int top_k) {
+  // Experts ids decide what is copied; without them copies begin before x is there.
+  if (expert_ids) grid_dependency_wait();
+  grid_dependency_launch();
+  run<Stage<MODEL_WIDTH, INNER_WIDTH, true>>(
+      x, gate_up, gate_up_scale, Picks{expert_ids, num_rows * top_k}, [&](int pick) { return pick / top_k; },
+      [] { grid_dependency_wait(); },
+      [&](int pick, int feature, float gate, float up) {
+        const float silu = gate / (1.0f + expf(-gate));
+        hidden[static_cast<i64>(pick) * INNER_WIDTH + feature] = from_float<Scalar>(silu * up);
+      });
+}
+
+// expert_ids are older than moe_gate_up, whose blocks let this kernel start only after they waited for them.
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_down(
+    const Scalar* hidden,                 // [T, top_k, INNER_WIDTH], may still be written when this kernel starts
+    const i32* __restrict__ expert_ids,   // [T, top_k], or null
+    const void* __restrict__ down,        // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH]
+    const void* __restrict__ down_scale,  // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH / 32], INT4 only
+    float* __restrict__ parts,            // [T, slots, MODEL_WIDTH], of which slots first_slot.. are written
+    int num_rows, int top_k, int slots, int first_slot) {
+  grid_dependency_launch();
+  run<Stage<INNER_WIDTH, MODEL_WIDTH, false>>(
+      hidden, down, down_scale, Picks{expert_ids, num_rows * top_k}, [](int pick) { return pick; },
+      [] { grid_dependency_wait(); },
+      [&](int pick, int feature, float value, float) {
+        const i64 slot = static_cast<i64>(pick / top_k) * slots + first_slot + pick % top_k;
+        parts[slot * MODEL_WIDTH + feature] = value;
+      });
+}
+
+// A block adds up 4 * THREADS features of one row. Slots from top_k on hold the shared expert.
+extern "C" __global__ __launch_bounds__(THREADS) void moe_sum(
+    const float* parts,                  // [T, slots, MODEL_WIDTH]; a slot without an expert is not read
+    const i32* __restrict__ expert_ids,  // [T, top_k]
+    const float* __restrict__ weights,   // [T, top_k]
+    Scalar* __restrict__ out,            // [T, MODEL_WIDTH]
+    int top_k, int slots) {
+  static_assert(MODEL_WIDTH % 4 == 0, "four features a thread");
+  const i64 row = blockIdx.x;
+  const int feature = (blockIdx.y * THREADS + threadIdx.x) * 4;
+  grid_dependency_wait();
+  if (feature >= MODEL_WIDTH) return;
+  Vec<float, 4> sum = {};
+#pragma unroll 9
+  for (int s = 0; s < slots; ++s) {
+    if (s < top_k && static_cast<u32>(expert_ids[row * top_k + s]) >= NUM_EXPERTS) continue;
+    const float weight = s < top_k ? weights[row * top_k + s] : 1.0f;
+    const Vec<float, 4> part = load_vec<float, 4>(parts + (row * slots + s) * MODEL_WIDTH + feature);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = fmaf(weight, part[i], sum[i]);
+  }
+  Vec<Scalar, 4> rounded;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) rounded[i] = from_float<Scalar>(sum[i]);
+  store_vec(out + row * MODEL_WIDTH + feature, rounded);
+}

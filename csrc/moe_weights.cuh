@@ -1,0 +1,318 @@
+// csrc/moe_weights.cuh: one stage of expert weights in shared memory, INT4 or dense, and its product with a few rows.
+//   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs. It is cut among the warps: M_WARPS along the rows, 32 each,
+//   K_WARPS along the inputs, WARP_K each. Weights are the M side of mma.sync and rows of x the N side, so that one row
+//   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
+//   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
+//   INT4: nibble u becomes the float MAGIC + u by one LOP3, exactly; the surplus (MAGIC + 8) sum(x) of a group is taken
+//   off by a matrix product that starts the accumulator; the group's scale multiplies the accumulator, in float32.
+//   float32 rows: no tensor cores; a lane holds one weight row, in the same stage and with the same partial sums.
+//   test tests/kernels/test_moe_int4.py
+#pragma once
+
+#include "mma.cuh"
+#include "moe_groups.cuh"
+
+constexpr int GROUP = 32;      // inputs that share a scale
+constexpr int WARP_ROWS = 32;  // weight rows of a warp
+constexpr int COLUMNS = 8;     // N of an mma
+
+__host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
+  int d = 1;
+  while (d < most && n % (2 * d) == 0) d *= 2;
+  return d;
+}
+
+#if PACKED
+#if SCALE_DTYPE == 0
+using Scale = float;
+#elif SCALE_DTYPE == 1
+using Scale = bf16;
+#else
+using Scale = half;
+#endif
+constexpr int MOST_WARP_K = 128;
+constexpr int UNIT_K = 32;  // inputs in 16 bytes
+#else
+using Scale = Scalar;
+constexpr int MOST_WARP_K = 32;
+constexpr int UNIT_K = 16 / sizeof(Scalar);
+#endif
+
+// GATED: the matrix is FEATURES gate rows over FEATURES up rows, and a warp takes 16 of each.
+template <int INPUTS, int FEATURES_, bool GATED_>
+struct Stage {
+  static constexpr int K = INPUTS, FEATURES = FEATURES_;
+  static constexpr bool GATED = GATED_;
+  static constexpr int WARP_K = power_of_two_divisor(K, MOST_WARP_K);
+  static constexpr int K_WARPS = power_of_two_divisor(K / WARP_K, WARPS);
+  static constexpr int M_WARPS = WARPS / K_WARPS;
+  static constexpr int SLAB = WARP_K * K_WARPS, SLABS = K / SLAB;
+  static constexpr int TILE_ROWS = WARP_ROWS * M_WARPS;
+  static constexpr int TILE_FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+  static constexpr int TILES = cdiv(FEATURES, TILE_FEATURES);
+  static constexpr int MATRIX_ROWS = GATED ? 2 * FEATURES : FEATURES;
+  static constexpr int WARP_GROUPS = WARP_K / GROUP;
+  static constexpr int UNITS = SLAB / UNIT_K;  // 16-byte units of a row
+  static constexpr int SCALE_BYTES = SLAB / GROUP * sizeof(Scale);
+  // 16 more bytes a row put the scales of eight rows into different banks.
+  static constexpr int SCALE_STRIDE = SCALE_BYTES + (SCALE_BYTES >= 32 ? 16 : 0);
+  static constexpr int WEIGHT_BYTES = TILE_ROWS * UNITS * 16;
+  static constexpr int BYTES = WEIGHT_BYTES + (PACKED ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
+  static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
+  static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");
+
+  // Row of the matrix that stands in row r of tile number `tile`; rows past the end repeat the last one.
+  static DEVICE int matrix_row(int tile, int r) {
+    const int inside = GATED ? r / WARP_ROWS * 16 + r % 16 : r;
+    const int feature = tile * TILE_FEATURES + inside;
+    const int row = FEATURES % TILE_FEATURES ? min(feature, FEATURES - 1) : feature;
+    return GATED && r % WARP_ROWS >= 16 ? FEATURES + row : row;
+  }
+
+  // Byte where unit `unit` of row r lies. The exclusive or keeps what a warp reads at once in different banks: one word
+  // of eight rows (INT4, tensor cores), two rows of four units (dense, tensor cores), or one unit of eight rows.
+  static DEVICE int place(int r, int unit) {
+    constexpr int SPAN = UNITS < 8 ? UNITS : 8;
+    const int turn = PACKED || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
+    return (r * UNITS + (unit ^ turn)) * 16;
+  }
+};
+
+// A copy of 4 or 8 bytes goes through L1; cp.async has none of 2.
+template <int BYTES>
+DEVICE void copy_few(u8* shared, const u8* global) {
+  if constexpr (BYTES == 16) {
+    copy_async(shared_address(shared), global);
+  } else if constexpr (BYTES >= 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :
+                 : "r"(shared_address(shared)), "l"(global), "n"(BYTES)
+                 : "memory");
+  } else {
+    *reinterpret_cast<u16*>(shared) = *reinterpret_cast<const u16*>(global);
+  }
+}
+
+// All threads: starts the copy of slab `slab` of tile `tile` of one expert's matrix. `scales` is unused when dense.
+template <typename S>
+DEVICE void copy_stage(u8* stage, const u8* weights, const u8* scales, int tile, int slab) {
+  constexpr int COPIES = S::UNITS * S::TILE_ROWS / THREADS;
+#pragma unroll
+  for (int i = 0; i < COPIES; ++i) {
+    const int n = threadIdx.x + i * THREADS, r = n / S::UNITS, unit = n % S::UNITS;
+    const i64 from = static_cast<i64>(S::matrix_row(tile, r)) * (S::K / UNIT_K) + slab * S::UNITS + unit;
+    copy_async(shared_address(stage + S::place(r, unit)), weights + from * 16);
+  }
+  if constexpr (PACKED) {
+    constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
+#pragma unroll
+    for (int n = threadIdx.x; n < S::TILE_ROWS * PIECES; n += THREADS) {
+      const int r = n / PIECES, piece = n % PIECES;
+      const i64 row = static_cast<i64>(S::matrix_row(tile, r)) * (S::K / GROUP * sizeof(Scale));
+      copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece * PIECE,
+                      scales + row + slab * S::SCALE_BYTES + piece * PIECE);
+    }
+  }
+}
+
+template <typename S>
+DEVICE const Scale* scale_row(const u8* stage, int row, int k_warp) {
+  return reinterpret_cast<const Scale*>(stage + S::WEIGHT_BYTES + row * S::SCALE_STRIDE) + k_warp * S::WARP_GROUPS;
+}
+
+#if DTYPE == 0
+// ---- float32 rows: column c of the warp's 32 rows stands in total[c], one row a lane -------------------------------
+
+template <typename S, int TILES_N>
+struct Rows {
+  const float* const* source;
+  DEVICE void find(const float* const* sources) { source = sources; }
+  DEVICE void load(int) {}
+};
+
+template <typename S, int TILES_N>
+DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+  const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
+  const int row = m_warp * WARP_ROWS + lane_id();
+  const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
+#pragma unroll 1
+  for (int j = 0; j < S::WARP_K; j += UNIT_K) {
+    const uint4 unit = *reinterpret_cast<const uint4*>(stage + S::place(row, (k_warp * S::WARP_K + j) / UNIT_K));
+    const u32 word[4] = {unit.x, unit.y, unit.z, unit.w};
+    float weight[UNIT_K];
+#pragma unroll
+    for (int i = 0; i < UNIT_K; ++i) {
+#if PACKED
+      const int value = static_cast<int>(word[i / 8] >> (4 * (i % 8)) & 15) - 8;
+      weight[i] = static_cast<float>(value) * to_float(scale_row<S>(stage, row, k_warp)[j / GROUP]);
+#else
+      weight[i] = __uint_as_float(word[i]);
+#endif
+    }
+#pragma unroll
+    for (int c = 0; c < TILES_N * COLUMNS; ++c) {
+      const float* x = rows.source[c] + first_k + j;
+      float sum = 0;  // short sums that are added up round less than one long one
+#pragma unroll
+      for (int i = 0; i < UNIT_K; i += 4) {
+        const Vec<float, 4> v = load_vec<float, 4>(x + i);
+#pragma unroll
+        for (int l = 0; l < 4; ++l) sum = fmaf(weight[i + l], v[l], sum);
+      }
+      total[c] += sum;
+    }
+  }
+}
+
+// Calls put(row of the warp, column of eight, value) for the lane's values of column tile n.
+template <int TILES_N, typename Put>
+DEVICE void each_value(const float (&total)[TILES_N * COLUMNS], int n, Put put) {
+#pragma unroll
+  for (int i = 0; i < TILES_N; ++i) {
+    if (i != n) continue;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) put(lane_id(), c, total[i * COLUMNS + c]);
+  }
+}
+
+#else
+// ---- 16-bit rows: tensor cores; column tile n of 16 rows m stands in total[(2 n + m) * 4 ..] as an mma leaves it ---
+
+#if DTYPE == 1
+constexpr u32 MAGIC = 0x43004300;    // 128 twice: the last bit of its mantissa is 1
+constexpr u32 SURPLUS = 0xC308C308;  // -(128 + 8) twice
+#else
+constexpr u32 MAGIC = 0x64006400;    // 1024
+constexpr u32 SURPLUS = 0xE408E408;  // -(1024 + 8)
+#endif
+
+// The lane's part of the rows that one slab meets: 8 inputs of each group of the warp, for each column tile.
+// One column tile is read ahead of the barrier that the weights wait for; more would not fit registers.
+template <typename S, int TILES_N>
+struct Rows {
+  static constexpr bool AHEAD = TILES_N == 1;
+  const Scalar* source[TILES_N];
+  uint4 x[AHEAD ? TILES_N : 1][AHEAD ? S::WARP_GROUPS : 1];
+
+  DEVICE void find(const Scalar* const* sources) {
+    const int k_warp = warp_id() % S::K_WARPS;
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      source[n] = sources[n * COLUMNS + lane_id() / 4] + k_warp * S::WARP_K + lane_id() % 4 * 8;
+    }
+  }
+
+  DEVICE uint4 read(int n, int j, int slab) const {
+    return *reinterpret_cast<const uint4*>(source[n] + slab * S::SLAB + j * GROUP);
+  }
+
+  DEVICE void load(int slab) {
+    if constexpr (AHEAD) {
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+#pragma unroll
+        for (int j = 0; j < S::WARP_GROUPS; ++j) x[n][j] = read(n, j, slab);
+      }
+    }
+  }
+
+  DEVICE uint4 get(int n, int j, int slab) const {
+    if constexpr (AHEAD) return x[n][j];
+    else return read(n, j, slab);
+  }
+};
+
+#if PACKED
+// Two nibbles of a word, those at bits 4i and 4i + 16, as MAGIC + value.
+DEVICE u32 widen(u32 word, int i) { return (word >> (4 * i) & 0x000f000fu) | MAGIC; }
+
+template <typename S, int TILES_N>
+DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+  const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const int row = m_warp * WARP_ROWS + g;
+  const u32 surplus[4] = {SURPLUS, SURPLUS, SURPLUS, SURPLUS};
+  constexpr int AT_ONCE = TILES_N == 1 ? S::WARP_GROUPS : 1;  // groups whose instructions mix; more does not fit registers
+  struct alignas(sizeof(Scale) * AT_ONCE) Scales {
+    Scale of_group[AT_ONCE];
+  } scales[4];
+#pragma unroll 1
+  for (int first = 0; first < S::WARP_GROUPS; first += AT_ONCE) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp) + first);
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      u32 a[4][4];  // of rows row + 8 i: inputs (0, 4), (1, 5), (2, 6), (3, 7) of the lane's eight
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int unit = k_warp * S::WARP_GROUPS + first + j;
+        const u32 word = *reinterpret_cast<const u32*>(stage + S::place(row + 8 * i, unit) + t * 4);
+#pragma unroll
+        for (int l = 0; l < 4; ++l) a[i][l] = widen(word, l);
+      }
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+        const uint4 x = rows.get(n, first + j, slab);
+        const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
+                          __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+        float start[4] = {0, 0, 0, 0};
+        multiply_add<Scalar>(start, surplus, b[0], b[1]);
+        multiply_add<Scalar>(start, surplus, b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const u32(&low)[4] = a[2 * m], (&high)[4] = a[2 * m + 1];
+          float d[4] = {start[0], start[1], start[2], start[3]};
+          multiply_add<Scalar>(d, {low[0], high[0], low[1], high[1]}, b[0], b[1]);
+          multiply_add<Scalar>(d, {low[2], high[2], low[3], high[3]}, b[2], b[3]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& sum = total[(2 * n + m) * 4 + i];
+            sum = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], sum);
+          }
+        }
+      }
+    }
+  }
+}
+#else
+template <typename S, int TILES_N>
+DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+  const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const int row = m_warp * WARP_ROWS + g;
+#pragma unroll
+  for (int j = 0; j < S::WARP_GROUPS; ++j) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const int unit = (k_warp * S::WARP_GROUPS + j) * 4 + t, r = row + 16 * m;
+      const uint4 low = *reinterpret_cast<const uint4*>(stage + S::place(r, unit));
+      const uint4 high = *reinterpret_cast<const uint4*>(stage + S::place(r + 8, unit));
+      const u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+        const uint4 x = rows.get(n, j, slab);
+        float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[(2 * n + m) * 4]);
+        multiply_add<Scalar>(d, a[0], x.x, x.y);
+        multiply_add<Scalar>(d, a[1], x.z, x.w);
+      }
+    }
+  }
+}
+#endif
+
+template <int TILES_N, typename Put>
+DEVICE void each_value(const float (&total)[TILES_N * COLUMNS], int n, Put put) {
+  const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+  for (int k = 0; k < TILES_N; ++k) {
+    if (k != n) continue;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) put(16 * m + g + i / 2 * 8, 2 * t + i % 2, total[(2 * k + m) * 4 + i]);
+    }
+  }
+}
+#endif
