@@ -6,8 +6,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_shape, check_token_tensor
+from kdlab.checks import check_choice, check_shape, check_token_tensor
 from kdlab.errors import ShapeError
+from kdlab.kernels.tree_accept import MAX_TREE_ROWS, tree_accept
 from kdlab.tree.draft_tree import DraftTree
 
 
@@ -34,7 +35,7 @@ class Acceptance:
     status: Tensor  # [S] i32, an AcceptStatus
 
 
-def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
+def accept(tree: DraftTree, target_tokens: Tensor, *, impl: str = "auto") -> Acceptance:
     """Walk from the root: while a child carries the target's token of the current row, move to that child.
 
     The walk is bounded by `depth_limit` and N whatever the tree holds. A stream with a malformed tree gets its status,
@@ -43,6 +44,8 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
     Args:
         tree: S trees of N rows.
         target_tokens: [S, N] int, the target's token after each row; negative (a row that held NaN) matches nothing.
+        impl: "reference" is this file's torch, on any device, "cuda" the kernel (`kdlab.kernels.tree_accept`), "auto"
+            the kernel for trees on a GPU up to its size.
 
     Returns:
         Acceptance on the tree's device.
@@ -50,9 +53,14 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
     Raises:
         ShapeError: `tree` is none, or `target_tokens` has another shape or device, or is no integer tensor.
         ArgumentError: a target token is above 32 bits (checked on the CPU).
+        NotSupported, UnsupportedDevice: "cuda" for a size or a device that the kernel does not run on.
     """
-    wanted = _check_target(tree, target_tokens)
-    status = _status(tree)
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    _check_target(tree, target_tokens)
+    if impl == "cuda" or (impl == "auto" and tree.token.is_cuda and 1 <= tree.capacity <= MAX_TREE_ROWS):
+        arrays = (tree.token, tree.parent, tree.depth, tree.first_child, tree.next_sibling, tree.num_nodes)
+        return Acceptance(**tree_accept(*arrays, target_tokens, tree.depth_limit)._asdict())
+    wanted, status = target_tokens.long(), _status(tree)
     alive = good = status == AcceptStatus.OK
     row = torch.zeros(tree.num_streams, 1, dtype=torch.int64, device=wanted.device)
     path = torch.full((tree.num_streams, tree.depth_limit + 1), -1, dtype=torch.int32, device=wanted.device)
@@ -68,14 +76,13 @@ def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
     return Acceptance(path=path, length=length.int(), bonus=bonus.int(), status=status)
 
 
-def _check_target(tree: DraftTree, target_tokens: Tensor) -> Tensor:
+def _check_target(tree: DraftTree, target_tokens: Tensor) -> None:
     if not isinstance(tree, DraftTree):
         raise ShapeError("tree", "a DraftTree", type(tree).__name__)
     check_shape("target_tokens", target_tokens, list(tree.token.shape))
     check_token_tensor("target_tokens", target_tokens)
     if target_tokens.device != tree.token.device:
         raise ShapeError("target_tokens", f"on {tree.token.device}", target_tokens.device)
-    return target_tokens.long()
 
 
 def _draft_rows(tree: DraftTree) -> Tensor:

@@ -4,14 +4,15 @@ from heapq import heappop, heappush
 
 from torch import Tensor
 
-from kdlab.checks import check_int
+from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.kernels.tree_build import tree_build, tree_build_fits
 from kdlab.tree.candidates import read_candidates
 from kdlab.tree.draft_tree import DraftTree
 from kdlab.tree.pack import MAX_BUDGET, Nodes
 
 
 def build_best_first(
-    log_probs: Tensor, token_ids: Tensor, budget: int, *, vocab_size: int | None = None
+    log_probs: Tensor, token_ids: Tensor, budget: int, *, vocab_size: int | None = None, impl: str = "auto"
 ) -> DraftTree:
     """Grow, in every stream, the `budget` most probable nodes that the candidates offer.
 
@@ -24,6 +25,9 @@ def build_best_first(
         token_ids: [S, L, K] int, distinct within a row.
         budget: nodes without the root, 0 to MAX_BUDGET; fewer come out where fewer exist.
         vocab_size: vocabulary of the drafter; without it a tree may be marked truncated although K holds all of it.
+        impl: "reference" is this file's heap on the CPU, "cuda" the kernel (`kdlab.kernels.tree_build`), "auto" the
+            kernel for candidates on a GPU up to its size. The kernel cannot raise for a malformed candidate: its row
+            counts as broken.
 
     Returns:
         A DraftTree of capacity budget + 1 on the device of `log_probs`. `truncated` says that K is less than the budget
@@ -31,8 +35,14 @@ def build_best_first(
 
     Raises:
         ArgumentError: `budget` is out of range or no integer, or a candidate is malformed.
+        NotSupported, UnsupportedDevice: "cuda" for a size or a device that the kernel does not run on.
     """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
     budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
+    check_shape("log_probs", log_probs, ["S", "L", "K"])
+    if impl == "cuda" or (impl == "auto" and log_probs.is_cuda and tree_build_fits(log_probs, budget)):
+        arrays = tree_build(log_probs, token_ids, budget, vocab_size=vocab_size)
+        return DraftTree(**arrays._asdict(), depth_limit=log_probs.shape[1])
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     streams = [_grow(*candidates.rows(stream, budget), budget) for stream in range(log_probs.shape[0])]
     return candidates.to_tree(streams, capacity=budget + 1, width=budget)

@@ -1,0 +1,150 @@
+// csrc/tree_build.cuh: what tree_build.cu works on: arguments, shared memory, and the candidates, read and checked.
+//   A row of candidates is bad when it holds NaN, +inf, nothing finite, a log-probability above rounding, or an id out
+//   of range beside a finite one.
+//   test tests/kernels/test_tree_build.py
+#pragma once
+
+#include "common.cuh"
+
+constexpr int MAX_DEPTH = 31, MAX_WIDTH = 256, MAX_BUDGET = 1024;
+constexpr int MAX_PER_THREAD = 3;  // pool entries
+constexpr int BINS = 256;
+constexpr float POSITIVE_TOLERANCE = 1e-4f;  // a log-probability is at most 0; in float32 it may round to a little more
+constexpr double MASS_TOLERANCE = 1e-4;
+
+struct Params {
+  const float* log_probs;  // [S, L, K]
+  const i32* token_ids;    // [S, L, K]
+  i32 *token, *parent, *depth, *rank, *first_child, *next_sibling;  // [S, N]
+  float* logp;                                                      // [S, N]
+  u32* ancestors;                                                   // [S, N, ceil(N/32)]
+  i32 *num_nodes, *nonfinite_rows;                                  // [S]
+  float* missed_mass;                                               // [S, L]
+  u8* truncated;                                                    // [S]
+  int num_depths, width, budget, capacity;                          // L, K, B, entries of the pool
+  int last_id;  // no id is above it
+  int whole;    // the candidates are the whole vocabulary: 1 yes, 0 no, -1 if they look like it
+};
+
+// Dynamic shared memory, as `_shared_bytes` in tree_build.py counts it. Up to `list` it is free after the sort.
+struct Plan {
+  double *score, *key;  // [capacity]: of the pool; of the entries that are being sorted
+  u32* link;            // [capacity]: pack_link
+  u32* bound;           // [capacity]: (nodes at or before the parent for sure) | (product of rank + 1 up to it) << 16
+  u16* list;            // [capacity]: entries that are being sorted
+  i32* histogram;       // [BINS]
+  float* log_probs;     // [L, K], sorted, as given: at most 0 only after fminf
+  u16* up;              // [N]: a row's parent
+  u8* order;            // [L, K]: places before sorting, of rows that came unsorted
+
+  DEVICE Plan(u64* base, int capacity, int depths, int width, int rows) {
+    score = reinterpret_cast<double*>(base);
+    key = score + capacity;
+    link = reinterpret_cast<u32*>(key + capacity);
+    bound = link + capacity;
+    list = reinterpret_cast<u16*>(bound + capacity);
+    histogram = reinterpret_cast<i32*>(list + capacity);
+    log_probs = reinterpret_cast<float*>(histogram + BINS);
+    up = reinterpret_cast<u16*>(log_probs + depths * width);
+    order = reinterpret_cast<u8*>(up + rows);
+  }
+};
+
+// What the threads of a block tell each other.
+struct Common {
+  u32 bad_rows, unsorted_rows;  // one bit a depth
+  int num_finite[MAX_DEPTH];    // candidates above -inf
+  int usable;                   // depths before the first bad one
+  int looks_whole;
+  int count, num_sorted;  // entries of the pool, root included; of list
+  bool finished, has_bins;
+  float floor, scale;  // of the bins
+  int cut, kept;       // lowest bin that is still of interest, entries in it and above
+  int scan[WARP];
+  u32 seen[WARP][MAX_WIDTH / 32];  // ids below K that a warp has met
+};
+
+// Read the candidates and note what is unusual about them: only loads where nothing is.
+DEVICE void load_candidates(const Params& p, const Plan& plan, Common& common) {
+  const float* values = p.log_probs + i64(blockIdx.x) * p.num_depths * p.width;
+  const i32* ids = p.token_ids + i64(blockIdx.x) * p.num_depths * p.width;
+  const int total = p.num_depths * p.width;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < total; i += blockDim.x) {
+    const float x = values[i], next = values[min(i + 1, total - 1)];
+    const i32 id = ids[i];
+    plan.log_probs[i] = x;
+    const bool bad = !(x <= POSITIVE_TOLERANCE) || (x > -INFINITY_F32 && (id < 0 || id > p.last_id));
+    if (bad) atomicOr(&common.bad_rows, 1u << (i / p.width));
+    if (x == -INFINITY_F32) atomicMin(&common.num_finite[i / p.width], i % p.width);
+    if (!(x >= next) && i % p.width != p.width - 1) atomicOr(&common.unsorted_rows, 1u << (i / p.width));
+  }
+}
+
+// Sort the rows that came unsorted: a warp a row, each value's place is the number of those before it.
+DEVICE void sort_rows(const Params& p, const Plan& plan, Common& common) {
+  for (int row = warp_id(); row < p.num_depths; row += blockDim.x / WARP) {
+    if (!(common.unsorted_rows >> row & 1) || (common.bad_rows >> row & 1)) continue;
+    float* values = plan.log_probs + row * p.width;
+    float mine[MAX_WIDTH / WARP];
+    int place[MAX_WIDTH / WARP], num_finite = 0;
+#pragma unroll
+    for (int e = 0; e < MAX_WIDTH / WARP; ++e) {
+      const int i = lane_id() + e * WARP;
+      mine[e] = i < p.width ? values[i] : -INFINITY_F32;
+      num_finite += mine[e] > -INFINITY_F32;
+      place[e] = 0;
+      for (int j = 0; j < p.width; ++j) place[e] += values[j] > mine[e] || (values[j] == mine[e] && j < i);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < MAX_WIDTH / WARP; ++e) {
+      const int i = lane_id() + e * WARP;
+      if (i >= p.width) continue;
+      values[place[e]] = mine[e];
+      plan.order[row * p.width + place[e]] = u8(i);
+    }
+    num_finite = warp_sum(num_finite);
+    if (lane_id() == 0) common.num_finite[row] = num_finite;
+  }
+}
+
+// Depths whose row is not bad, as bits; a whole warp calls.
+DEVICE u32 good_rows(const Params& p, const Plan& plan, const Common& common) {
+  const int row = lane_id();
+  const bool good = row < p.num_depths && p.width > 0 && !(common.bad_rows >> row & 1) &&
+                    plan.log_probs[row * p.width] > -INFINITY_F32;
+  return __ballot_sync(FULL_MASK, good);
+}
+
+// Whether this lane's word of ids met by its warp is as full as it can be.
+DEVICE bool all_seen(const u32* seen, int width) {
+  const int bits = width - 32 * lane_id();
+  if (bits <= 0) return true;
+  return seen[lane_id()] == (bits >= 32 ? FULL_MASK : (1u << bits) - 1);
+}
+
+// The warps that do not grow the tree meanwhile find the mass outside of each row and whether its ids are 0..K-1.
+DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common) {
+  const u32 good = good_rows(p, plan, common);
+  u32* seen = common.seen[warp_id()];
+  for (int row = warp_id() - 1; row < p.num_depths; row += blockDim.x / WARP - 1) {
+    if (lane_id() < MAX_WIDTH / 32) seen[lane_id()] = 0;
+    __syncwarp();
+    const i64 first = (i64(blockIdx.x) * p.num_depths + row) * p.width;
+    double mass = 0;
+    for (int i = lane_id(); i < p.width; i += WARP) {
+      mass += exp(double(plan.log_probs[row * p.width + i]));
+      if (p.whole >= 0) continue;
+      const i32 id = p.token_ids[first + i];
+      if (id >= 0 && id < p.width) atomicOr(&seen[id / 32], 1u << (id % 32));
+    }
+    mass = warp_sum(mass);
+    __syncwarp();
+    const bool counted = __all_sync(FULL_MASK, all_seen(seen, p.width));
+    if (lane_id() > 0) continue;
+    if (!counted || !(fabs(mass - 1) <= MASS_TOLERANCE)) common.looks_whole = 0;
+    p.missed_mass[i64(blockIdx.x) * p.num_depths + row] = good >> row & 1 ? float(fmax(1 - mass, 0.0)) : 1.0f;
+  }
+  if (warp_id() == 1 && lane_id() == 0) p.nonfinite_rows[blockIdx.x] = p.width > 0 ? p.num_depths - __popc(good) : 0;
+}
