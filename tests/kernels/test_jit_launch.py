@@ -1,6 +1,7 @@
 """Launching: argument checks (any machine), and on a GPU streams, graphs, shared memory, clusters, overlap, edits."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,10 +13,8 @@ import torch
 from kdlab.errors import ArgumentError, BuildError, LaunchError, UnsupportedDevice
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.jit import Build, arch_of, compile_all, kernel, num_sms
-from kdlab.kernels.jit_build import Compiler, compile_build
 from kdlab.kernels.jit_launch import check_dim, pack
-from kdlab.kernels.jit_toolchain import find_toolchain
-from kdlab.paths import REPOSITORY
+from kdlab.paths import CSRC, REPOSITORY
 
 CUDA = torch.device("cuda", 0)
 LAUNCH = Build("launch.cu", shared_bytes=(("big_shared", 300_000),))
@@ -184,7 +183,7 @@ def test_an_edit_takes_effect_at_the_next_call(csrc):
     (csrc / "factor.cuh").write_text("#define FACTOR 5\n")
     assert call() == 15.0
     (csrc / "factor.cuh").write_text("#define FACTOR oops\n")
-    with pytest.raises(BuildError, match=r'factor\.cuh\(1\)|plain\.cu\(6\): error: identifier "oops" is undefined'):
+    with pytest.raises(BuildError, match=r'plain\.cu\(6\): error: identifier "oops" is undefined'):
         call()
     (csrc / "factor.cuh").write_text("#define FACTOR 7\n")
     assert call() == 21.0
@@ -215,24 +214,24 @@ def test_a_hot_call_is_cheap(csrc):
     asked, launched = best_us(lambda: kernel(build, "scale", CUDA)), best_us(lambda: scale.launch(1, 64, y, x, 3.0, 64))
     print(f"kernel() {asked:.1f} us, launch {launched:.1f} us")
     assert asked < 15
-    assert launched < 40
+    assert launched < 25
 
 
 @pytest.mark.gpu
 def test_every_source_is_there_within_3_seconds_of_an_edit(tmp_path, monkeypatch):
-    """From the edit to a loaded kernel, of the build of each file that takes longest to compile."""
-    monkeypatch.setenv("KDLAB_CACHE", str(tmp_path))
+    """From the edit to a loaded kernel, for one build of each file."""
+    monkeypatch.setenv("KDLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("kdlab.kernels.jit_build.CSRC", shutil.copytree(CSRC, tmp_path / "csrc"))
     arch, slow = arch_of(CUDA), {}
-    builds = [build for build in all_builds() if arch in build.archs]
-    compile_all([(build, arch) for build in builds], workers=min(8, os.cpu_count() or 1))
-    with Compiler() as compiler:
-        for build in {build.file: build for build in builds}.values():
-            start = time.perf_counter()
-            compiler.compile(build, arch, find_toolchain())
-            seconds = time.perf_counter() - start
-            print(f"{build}: {seconds:.2f} s")
-            name = next(iter(compile_build(build, arch)[0].kernels))
-            kernel(build, name, CUDA)
-            if seconds > 2.5:  # half a second remains for starting the compiler and loading
-                slow[str(build)] = seconds
+    builds = list({build.file: build for build in all_builds() if arch in build.archs}.values())
+    cubins = compile_all([(build, arch) for build in builds], workers=min(8, os.cpu_count() or 1))
+    for (build, _), cubin in cubins.items():
+        with build.path.open("a") as file:
+            file.write("// edited\n")
+        start = time.perf_counter()
+        kernel(build, next(iter(cubin.kernels)), CUDA)
+        seconds = time.perf_counter() - start
+        print(f"{build}: {seconds:.2f} s")
+        if seconds > 3:
+            slow[str(build)] = seconds
     assert slow == {}
