@@ -66,8 +66,7 @@ def moe_int4(
     routed = _tensors(experts)
     alone = (None, None) if shared is None else (shared.gate_up, shared.down)
     _check_for_kernel(x, expert_ids, (*routed, *alone))
-    x = x.contiguous() if x.data_ptr() % _ALIGNMENT == 0 else x.clone(memory_format=torch.contiguous_format)
-    return _moe_int4(x, expert_ids.contiguous(), weights.float().contiguous(), *routed, *alone)
+    return _moe_int4(x.contiguous(), expert_ids.contiguous(), weights.float().contiguous(), *routed, *alone)
 
 
 def expected_experts(num_rows: float, top_k: int, num_experts: int, correlation: float = 1.0) -> float:
@@ -149,8 +148,8 @@ def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | Non
             continue
         if tensor.is_floating_point() and tensor.dtype not in _DTYPES:
             raise NotSupported("experts", "float32, bfloat16 or float16", tensor.dtype)
-        if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
-            raise ShapeError("experts", f"contiguous weights at a multiple of {_ALIGNMENT} bytes", tensor.stride())
+        if not tensor.is_contiguous():
+            raise ShapeError("experts", "contiguous weights", f"strides {tensor.stride()}")
     gate_up, _, _, _, shared_gate_up, _ = tensors
     for matrix in (gate_up, shared_gate_up):
         if matrix is not None and (x.shape[1] % INT4_GROUP or matrix.shape[1] // 2 % INT4_GROUP):
@@ -224,6 +223,11 @@ def _moe_int4(
     out = torch.empty_like(x)
     if num_rows == 0:
         return out
+    if x.data_ptr() % _ALIGNMENT:
+        x = x.clone()
+    for tensor in (gate_up, gate_up_scale, down, down_scale, shared_gate_up, shared_down):
+        if tensor is not None and tensor.data_ptr() % _ALIGNMENT:
+            raise ShapeError("experts", f"weights at a multiple of {_ALIGNMENT} bytes", tensor.storage_offset())
     one_block = jit.arch_of(x.device) in _ONE_BLOCK_A_SM or x.dtype == torch.float32
     blocks = jit.num_sms(x.device) * (1 if one_block else _BLOCKS_PER_SM)
     parts = x.new_empty(num_rows, top_k + (shared_gate_up is not None), width, dtype=torch.float32)
