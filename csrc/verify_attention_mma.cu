@@ -188,7 +188,7 @@ DEVICE void exchange_scores(Plan& plan, const Warp& w, const State& state, u32 k
 
 DEVICE bool is_visible(const Params& p, const Sizes& sizes, const Plan& plan, int row, int key) {
   const int behind = key - plan.work.prefix;
-  if (behind < 0) return true;
+  if (behind < 0) return !sizes.tail_only;
   if (behind >= plan.work.nodes || row >= plan.work.nodes) return false;
   const u32* bits = p.ancestors + (i64(plan.part.stream) * sizes.num_rows + row) * p.num_words;
   return bits[behind / 32] >> (behind % 32) & 1;
@@ -328,13 +328,14 @@ DEVICE void clear_unused_rows(const Params& p, const Sizes& sizes) {
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attention_mma(
     const Scalar* q, const Scalar* pages, const i32* block_table, const i32* prefix_len, const u32* ancestors,
     const i32* num_nodes, Scalar* o, float* lse, float* o_partial, float* lse_partial, int num_streams, int num_rows,
-    int num_heads, int num_words, int table_width, int num_pages, int fixed_parts, float scale_log2) {
+    int num_heads, int num_words, int table_width, int num_pages, int fixed_parts, int tail_only,
+    float scale_log2) {
   extern __shared__ __align__(128) u8 shared[];
   Plan& plan = *reinterpret_cast<Plan*>(shared);
   const Params p{q,         pages,     block_table, ancestors, o, lse, o_partial, lse_partial,
                  num_words, table_width, num_pages, scale_log2};
   const Sizes sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, table_width * Config::PAGE,
-                    int(gridDim.x), fixed_parts};
+                    int(gridDim.x), fixed_parts, tail_only != 0};
   const Warp w = this_warp();
   if (threadIdx.x == 0) {
     plan.cursor = 0;

@@ -1,7 +1,9 @@
 // csrc/verify_merge.cu: last step of a tree attention whose tiles were cut along the keys: adds up a tile's parts.
 //   in   o_partial [slots,64,C] f32, normalised | lse_partial [slots,64] f32, log2 | prefix_len [S] i32 |
 //        num_nodes [S] i32, from which the cuts follow (verify_schedule.cuh)
-//   out  o [S,N,H,C] bf16 or half (-DDTYPE) | lse [S,N,H] f32, nats; only rows of cut tiles
+//        verify_merge_prefix: o_prefix [S,N,H,C] and lse_prefix [S,H,N] f32, nats, of another kernel (FlashMLA; +inf
+//        where the prefix is empty), and one part a tile for the tree
+//   out  o [S,N,H,C] bf16 or half (-DDTYPE) | lse [S,N,H] f32, nats; only rows of cut tiles, verify_merge_prefix all
 //   math w_i = 2^(lse_i - max lse), o = sum_i w_i o_i / sum_i w_i, lse = max + log2(sum_i w_i), in order of the parts
 //   cost the bytes of the parts, read once
 //   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
@@ -36,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS) verify_merge(
     const i32* __restrict__ num_nodes, Scalar* __restrict__ o, float* __restrict__ lse, int num_streams, int num_rows,
     int num_heads, int capacity, int grid, int fixed_parts) {
   __shared__ float shared[PART_GROUPS - 1 ? PART_GROUPS - 1 : 1][Config::BLOCK_ROWS][Config::C + 2];
-  const Work work(Sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, capacity, grid, fixed_parts});
+  const Work work(Sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, capacity, grid, fixed_parts, false});
   Work::Cut cut;
   const bool is_cut = work.cut_tile(blockIdx.x, cut);
   grid_dependency_wait();
@@ -89,4 +91,43 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS) verify_merge(
     out[i] = from_float<Scalar>(total.sum > 0.0f ? total.values[i] / total.sum : 0.0f);
   store_vec(o + place * Config::C + column, out);
   if (column == 0) lse[place] = total.sum > 0.0f ? (total.best + log2f(total.sum)) * LN_2 : -INFINITY_F32;
+}
+
+// One warp a (row, head) pair.
+extern "C" __global__ void __launch_bounds__(Config::THREADS) verify_merge_prefix(
+    const Scalar* __restrict__ o_prefix, const float* __restrict__ lse_prefix, const float* __restrict__ o_partial,
+    const float* __restrict__ lse_partial, const i32* __restrict__ prefix_len, const i32* __restrict__ num_nodes,
+    Scalar* __restrict__ o, float* __restrict__ lse, int num_rows, int num_heads) {
+  const int stream = blockIdx.y, pair = blockIdx.x * (Config::THREADS / WARP) + warp_id();
+  if (pair >= num_rows * num_heads) return;
+  const int row = pair / num_heads, head = pair % num_heads;
+  const i64 place = i64(stream) * num_rows * num_heads + pair;
+  const int tile = stream * cdiv(num_rows * num_heads, Config::TILE_ROWS) + pair / Config::TILE_ROWS;
+  const i64 part = i64(tile) * Config::TILE_ROWS + pair % Config::TILE_ROWS;
+  const bool used = row < num_nodes[stream], with_prefix = used && prefix_len[stream] > 0;
+  const float prefix_lse = with_prefix ? lse_prefix[(i64(stream) * num_heads + head) * num_rows + row] * LOG2_E : 0.0f;
+  const float part_lse = used ? lse_partial[part] : -INFINITY_F32;
+  float both = -INFINITY_F32;
+  for (int column = lane_id() * Config::VALUES; column < Config::C; column += WARP * Config::VALUES) {
+    Partial total;
+    float values[Config::VALUES];
+    if (with_prefix) {
+      const Vec<Scalar, Config::VALUES> v = load_vec<Scalar, Config::VALUES>(o_prefix + place * Config::C + column);
+#pragma unroll
+      for (int i = 0; i < Config::VALUES; ++i) values[i] = to_float(v[i]);
+      total.add(prefix_lse, 1.0f, values);
+    }
+    if (part_lse > -INFINITY_F32) {
+#pragma unroll
+      for (int i = 0; i < Config::VALUES; ++i) values[i] = o_partial[part * Config::C + column + i];
+      total.add(part_lse, 1.0f, values);
+    }
+    Vec<Scalar, Config::VALUES> out;
+#pragma unroll
+    for (int i = 0; i < Config::VALUES; ++i)
+      out[i] = from_float<Scalar>(total.sum > 0.0f ? total.values[i] / total.sum : 0.0f);
+    store_vec(o + place * Config::C + column, out);
+    if (total.sum > 0.0f) both = (total.best + log2f(total.sum)) * LN_2;
+  }
+  if (lane_id() == 0) lse[place] = both;
 }

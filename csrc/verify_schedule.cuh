@@ -6,6 +6,7 @@
 //     is cut into equal shares, one a grid block. A grid block then has at most two parts that need the workspace.
 //   fixed: a tile is cut into equal parts whose number follows from its stream's prefix alone, so a row's bits do not
 //     depend on the batch; parts go round the grid.
+//   tail: only the key blocks that hold tree rows, one part a tile, for merging with another kernel's prefix.
 //   test tests/kernels/test_verify_attention_gpu.py
 #pragma once
 
@@ -16,7 +17,8 @@ struct Sizes {
   const i32* __restrict__ num_nodes;   // [S]
   int num_streams, num_rows, num_heads, capacity;  // capacity: keys that the block table holds
   int grid;         // blocks that share the work
-  int fixed_parts;  // 0: balanced; else the most parts of a tile
+  int fixed_parts;  // 0: balanced; else the most parts of a tile; 1 with tail_only
+  bool tail_only;
 };
 
 struct StreamWork {
@@ -85,7 +87,7 @@ struct Schedule {
         if (first >= blocks) continue;  // nothing but the units of its end
         const int last = min(blocks, end - tile_begin);
         const bool whole = first == 0 && last == blocks;
-        part = {stream, tile, first, last, whole ? -1 : 2 * block + (first == 0)};
+        part = Part{stream, tile, first, last, whole ? -1 : 2 * block + (first == 0)};
         return true;
       }
       origin += units(work);
@@ -101,8 +103,10 @@ struct Schedule {
       if (index < work.tiles * parts) {
         const int tile = index / parts, number = index % parts;
         const int each = cdiv(cdiv(work.prefix, BLOCK_KEYS), parts);
+        const int first = sizes.tail_only ? work.prefix / BLOCK_KEYS : number * each;
         const int last = number == parts - 1 ? tile_blocks(work, tile) : (number + 1) * each;
-        part = {stream, tile, number * each, last, parts == 1 ? -1 : fixed_slot(stream, tile, number)};
+        const bool whole = parts == 1 && !sizes.tail_only;
+        part = Part{stream, tile, first, last, whole ? -1 : fixed_slot(stream, tile, number)};
         ++cursor;
         return true;
       }
@@ -132,7 +136,7 @@ struct Schedule {
     const int stream = index / max_tiles(), tile = index % max_tiles();
     const StreamWork work = stream_work(stream);
     const int parts = fixed_parts(work), slot = fixed_slot(stream, tile, 0);
-    cut = {stream, tile, parts, slot, slot + 1, 1};
+    cut = Cut{stream, tile, parts, slot, slot + 1, 1};
     return tile < work.tiles && parts > 1;
   }
 
@@ -147,7 +151,7 @@ struct Schedule {
         const int blocks = tile_blocks(work, tile);
         if (tile_begin < block * share || tile_begin + blocks <= end) return false;
         const int parts = cdiv(tile_begin + blocks - end, share) + 1;
-        cut = {stream, tile, parts, 2 * block + 1, 2 * (block + 1), 2};
+        cut = Cut{stream, tile, parts, 2 * block + 1, 2 * (block + 1), 2};
         return true;
       }
       origin += units(work);

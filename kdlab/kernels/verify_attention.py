@@ -14,17 +14,18 @@ from kdlab.kernels import reference
 from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
+from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive
 
 PAGE_SIZE = 64
-IMPLS = ("auto", "reference", "naive", "mma")
+IMPLS = ("auto", "reference", "naive", "mma", "flashmla")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LATENT_DIM, ROPE_DIM = 512, 64
 """C and R of the tensor-core kernels: the latent cache of DeepSeek V3 and of Kimi K2.6."""
 
 Launch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, bool, Tensor, Tensor], None]
-_LAUNCH: dict[str, Launch] = {"naive": run_naive, "mma": run_mma}
+_LAUNCH: dict[str, Launch] = {"naive": run_naive, "mma": run_mma, "flashmla": run_flashmla}
 
 
 def verify_attention(

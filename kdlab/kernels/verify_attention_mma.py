@@ -16,7 +16,9 @@ _PLAN_BYTES = 100_224
 _BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 32, 4, 4
 _FIXED_KEYS, _MAX_FIXED_PARTS = 1024, 8
 _CUTS = (("CUT_TILE_UNITS", _TILE_UNITS), ("CUT_MIN_UNITS", _MIN_UNITS), ("CUT_FIXED_KEYS", _FIXED_KEYS))
+_LATENT = 512
 _MERGE_ROWS, _MERGE_GROUPS = 4, 4  # rows a block, and groups of threads that share a row's parts
+MERGE_THREADS = _MERGE_ROWS * _LATENT // 8 * _MERGE_GROUPS  # 8 values a thread
 
 
 def build_mma(dtype: torch.dtype) -> Build:
@@ -27,7 +29,7 @@ def build_mma(dtype: torch.dtype) -> Build:
 
 def build_merge(dtype: torch.dtype) -> Build:
     """Return the build of the merge of one dtype."""
-    sizes = (("LATENT", 512), ("PART_GROUPS", _MERGE_GROUPS), ("CUT_BLOCK_KEYS", _BLOCK_KEYS))
+    sizes = (("LATENT", _LATENT), ("PART_GROUPS", _MERGE_GROUPS), ("CUT_BLOCK_KEYS", _BLOCK_KEYS))
     return Build("verify_merge.cu", (("DTYPE", DTYPE_DEFINE[dtype]), *sizes, *_CUTS))
 
 
@@ -55,24 +57,59 @@ def run_mma(
     """
     if q.dtype not in DTYPE_DEFINE:
         raise NotSupported("q", "bfloat16 or float16 for impl='mma'", q.dtype)
-    num_streams, num_rows, num_heads, _ = q.shape
-    capacity = block_table.shape[1] * pages.shape[1]
-    max_tiles = num_streams * -(-num_rows * num_heads // TILE_ROWS)
+    capacity, max_tiles = block_table.shape[1] * pages.shape[1], num_tiles(q)
     fixed_parts = min(max(capacity // _FIXED_KEYS, 1), _MAX_FIXED_PARTS) if fixed_split else 0
-    most_parts = max_tiles * (fixed_parts or -(-capacity // (_MIN_UNITS * _BLOCK_KEYS)))
-    grid = min(num_sms(q.device), most_parts)
-    slots = max_tiles * fixed_parts if fixed_split else 2 * grid
-    o_partial = torch.empty(slots, TILE_ROWS, o.shape[-1], dtype=torch.float32, device=q.device)
-    lse_partial = torch.empty(slots, TILE_ROWS, dtype=torch.float32, device=q.device)
-
-    attend = kernel(build_mma(q.dtype), "verify_attention_mma", q.device)
+    grid = min(num_sms(q.device), max_tiles * (fixed_parts or -(-capacity // (_MIN_UNITS * _BLOCK_KEYS))))
+    parts = empty_parts(q, max_tiles * fixed_parts if fixed_split else 2 * grid)
     inputs = (q, pages, block_table, prefix_len, ancestors, num_nodes)
-    sizes = (ancestors.shape[-1], block_table.shape[1], pages.shape[0], fixed_parts, scale * math.log2(math.e))
-    outputs = (o, lse, o_partial, lse_partial)
-    attend.launch(grid, _THREADS, *inputs, *outputs, *q.shape[:3], *sizes, shared_bytes=_PLAN_BYTES)
+    _launch(inputs, scale, (o, lse, *parts), grid, fixed_parts, tail_only=False)
 
     merge = kernel(build_merge(q.dtype), "verify_merge", q.device)
     merge_grid = (max_tiles if fixed_split else grid, TILE_ROWS // _MERGE_ROWS)
-    threads = _MERGE_ROWS * o.shape[-1] // 8 * _MERGE_GROUPS
     lengths = (prefix_len, num_nodes, o, lse, *q.shape[:3], capacity, grid, fixed_parts)
-    merge.launch(merge_grid, threads, o_partial, lse_partial, *lengths, overlap=True)
+    merge.launch(merge_grid, MERGE_THREADS, *parts, *lengths, overlap=True)
+
+
+def run_mma_tail(inputs: tuple[Tensor, ...], scale: float, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend to the tree's own rows only.
+
+    Args:
+        inputs: q, pages, block_table, prefix_len, ancestors, num_nodes as in `run_mma`.
+        scale: factor of the scores.
+        o, lse: outputs of the whole op; unused rows are filled here.
+
+    Returns:
+        One part a tile: o_partial [tiles, 64, C] f32, normalised, and lse_partial [tiles, 64] f32, log2.
+    """
+    q = inputs[0]
+    parts = empty_parts(q, num_tiles(q))
+    _launch(inputs, scale, (o, lse, *parts), min(num_sms(q.device), num_tiles(q)), 1, tail_only=True)
+    return parts
+
+
+def num_tiles(q: Tensor) -> int:
+    """Return how many tiles of 64 (row, head) pairs the streams of q [S, N, H, C + R] have, unused rows included."""
+    num_streams, num_rows, num_heads, _ = q.shape
+    return num_streams * -(-num_rows * num_heads // TILE_ROWS)
+
+
+def empty_parts(q: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """Return the workspace for so many parts of tiles."""
+    o_partial = torch.empty(slots, TILE_ROWS, _LATENT, dtype=torch.float32, device=q.device)
+    return o_partial, torch.empty(slots, TILE_ROWS, dtype=torch.float32, device=q.device)
+
+
+def _launch(
+    inputs: tuple[Tensor, ...],
+    scale: float,
+    outputs: tuple[Tensor, ...],
+    grid: int,
+    fixed_parts: int,
+    *,
+    tail_only: bool,
+) -> None:
+    q, pages, block_table, _, ancestors, _ = inputs
+    program = kernel(build_mma(q.dtype), "verify_attention_mma", q.device)
+    sizes = (*q.shape[:3], ancestors.shape[-1], block_table.shape[1], pages.shape[0], fixed_parts, int(tail_only))
+    scale_log2 = scale * math.log2(math.e)
+    program.launch(grid, _THREADS, *inputs, *outputs, *sizes, scale_log2, shared_bytes=_PLAN_BYTES)
