@@ -1,6 +1,6 @@
 // csrc/norm_rope.cu: what stands between a layer's projections and its attention, in one launch: the latent is normed,
 //   the shared key and all heads' queries are rotated, and the row goes into the paged latent cache.
-//   in   kv [S,N,C+R] raw kv_a output, row strides | q_rope [S,N,H,R] strides | norm_weight [C] | cos, sin [S,N,R/2] f32
+//   in   kv [S,N,C+R] raw kv_a output, q_rope [S,N,H,R], both with strides | norm_weight [C] | cos, sin [S,N,R/2] f32
 //        block_table [S,M] i32 | prefix_len, num_nodes [S] i32
 //   out  pages [P,64,C+R]: row prefix_len + i = norm(kv[i,:C]) | rotate(kv[i,C:]) for i < num_nodes
 //        q [S,N,H,C+R]: q[i,h,C:] = rotate(q_rope[i,h]) for i < num_nodes; rows from num_nodes on stay untouched
@@ -18,35 +18,77 @@
 constexpr int PAGE = 64, THREADS = 128;
 constexpr int HEADS = 8;  // heads a block
 constexpr int PAIRS = ROPE / 2, WIDTH = LATENT + ROPE;
-constexpr int LATENT_EACH = cdiv(LATENT, THREADS);
 static_assert(ROPE % 2 == 0 && ROPE >= 2 && LATENT >= 1, "pairs, and a latent to norm");
 
-// Products and sum are rounded one by one, as in torch: no fused multiply-add.
-DEVICE void rotate_pair(const Scalar* __restrict__ from, Scalar* __restrict__ to, int pair, const float* cos,
-                        const float* sin, int interleaved) {
-  const int first = interleaved ? 2 * pair : pair, second = interleaved ? first + 1 : pair + PAIRS;
-  const float a = to_float(from[first]), b = to_float(from[second]), c = cos[pair], s = sin[pair];
-  to[first] = from_float<Scalar>(__fadd_rn(__fmul_rn(a, c), __fmul_rn(b, -s)));
-  to[second] = from_float<Scalar>(__fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s)));
-}
+// Item i of a thread is number i * THREADS + threadIdx.x of the block.
+DEVICE int item_of(int i) { return i * THREADS + threadIdx.x; }
 
-DEVICE void norm_latent(const Scalar* __restrict__ from, Scalar* __restrict__ to, const Scalar* __restrict__ weight, float eps, float* scratch) {
-  float value[LATENT_EACH], squares = 0.0f;
+// Pairs of COUNT / PAIRS heads, all loads in flight before the first store: the reads are this kernel's time.
+template <int COUNT>
+struct Rotation {
+  static constexpr int EACH = cdiv(COUNT, THREADS);
+  float a[EACH], b[EACH], c[EACH], s[EACH];
+
+  static DEVICE int first(int pair, int interleaved) { return interleaved ? 2 * pair : pair; }
+  static DEVICE int second(int pair, int interleaved) { return interleaved ? 2 * pair + 1 : pair + PAIRS; }
+
+  DEVICE void load(const Scalar* from, i64 head_stride, int count, const float* cos, const float* sin,
+                   int interleaved) {
 #pragma unroll
-  for (int i = 0; i < LATENT_EACH; ++i) {
-    const int column = i * THREADS + threadIdx.x;
-    value[i] = column < LATENT ? to_float(from[column]) : 0.0f;
-    squares += value[i] * value[i];
+    for (int i = 0; i < EACH; ++i) {
+      if (item_of(i) >= count) continue;
+      const int pair = item_of(i) % PAIRS;
+      const Scalar* head = from + item_of(i) / PAIRS * head_stride;
+      a[i] = to_float(head[first(pair, interleaved)]);
+      b[i] = to_float(head[second(pair, interleaved)]);
+      c[i] = cos[pair];
+      s[i] = sin[pair];
+    }
   }
-  const float factor = rsqrtf(block_sum<THREADS>(squares, scratch) / LATENT + eps);
+
+  // Products and sum are rounded one by one, as in torch: no fused multiply-add.
+  DEVICE void store(Scalar* to, i64 head_stride, int count, int interleaved) const {
 #pragma unroll
-  for (int i = 0; i < LATENT_EACH; ++i) {
-    const int column = i * THREADS + threadIdx.x;
-    if (column >= LATENT) continue;
-    const float normed = to_float(from_float<Scalar>(__fmul_rn(value[i], factor)));
-    to[column] = from_float<Scalar>(__fmul_rn(normed, to_float(weight[column])));
+    for (int i = 0; i < EACH; ++i) {
+      if (item_of(i) >= count) continue;
+      const int pair = item_of(i) % PAIRS;
+      Scalar* head = to + item_of(i) / PAIRS * head_stride;
+      head[first(pair, interleaved)] = from_float<Scalar>(__fadd_rn(__fmul_rn(a[i], c[i]), __fmul_rn(b[i], -s[i])));
+      head[second(pair, interleaved)] = from_float<Scalar>(__fadd_rn(__fmul_rn(b[i], c[i]), __fmul_rn(a[i], s[i])));
+    }
   }
-}
+};
+
+struct Latent {
+  static constexpr int EACH = cdiv(LATENT, THREADS);
+  float value[EACH], weight[EACH];
+
+  DEVICE void load(const Scalar* from, const Scalar* weights) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const bool inside = item_of(i) < LATENT;
+      value[i] = inside ? to_float(from[item_of(i)]) : 0.0f;
+      weight[i] = inside ? to_float(weights[item_of(i)]) : 0.0f;
+    }
+  }
+
+  // All threads of the block call.
+  DEVICE float factor(float eps, float* scratch) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) squares += value[i] * value[i];
+    return rsqrtf(block_sum<THREADS>(squares, scratch) / LATENT + eps);
+  }
+
+  DEVICE void store(Scalar* to, float factor) const {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      if (item_of(i) >= LATENT) continue;
+      const float normed = to_float(from_float<Scalar>(__fmul_rn(value[i], factor)));
+      to[item_of(i)] = from_float<Scalar>(__fmul_rn(normed, weight[i]));
+    }
+  }
+};
 
 // Grid (1 + blocks of HEADS heads, N, S): block 0 of a row makes its cache row, the others rotate its queries.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -65,26 +107,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ float scratch[THREADS / WARP];
   grid_dependency_wait();
   const int row = blockIdx.y, stream = blockIdx.z;
-  if (row >= num_nodes[stream]) return;
   const i64 flat = i64(stream) * gridDim.y + row;
   cos += flat * PAIRS;
   sin += flat * PAIRS;
+  // Rows that are not in use are read all the same: waiting for num_nodes first would double the time.
+  const int used = num_nodes[stream];
   if (blockIdx.x == 0) {
     const i64 index = i64(prefix_len[stream]) + row;
-    if (index < 0 || index >= i64(table_width) * PAGE) return;
-    const i32 page = block_table[i64(stream) * table_width + index / PAGE];
-    if (page < 0 || page >= num_pages) return;
+    const bool inside = index >= 0 && index < i64(table_width) * PAGE;
+    const i32 page = inside ? block_table[i64(stream) * table_width + index / PAGE] : -1;
     const Scalar* from = kv + stream * kv_stream + row * kv_row;
+    Rotation<PAIRS> key;
+    Latent latent;
+    latent.load(from, weight);
+    key.load(from + LATENT, 0, PAIRS, cos, sin, interleaved);
+    if (row >= used || page < 0 || page >= num_pages) return;
     Scalar* to = pages + (i64(page) * PAGE + index % PAGE) * WIDTH;
-    for (int pair = threadIdx.x; pair < PAIRS; pair += THREADS)
-      rotate_pair(from + LATENT, to + LATENT, pair, cos, sin, interleaved);
-    norm_latent(from, to, weight, eps, scratch);
-    return;
+    key.store(to + LATENT, 0, PAIRS, interleaved);
+    latent.store(to, latent.factor(eps, scratch));
+  } else {
+    const int first_head = (blockIdx.x - 1) * HEADS, count = min(HEADS, num_heads - first_head) * PAIRS;
+    Rotation<HEADS * PAIRS> query;
+    query.load(q_rope + stream * q_stream + row * q_row + first_head * q_head, q_head, count, cos, sin, interleaved);
+    if (row >= used) return;
+    query.store(q + (flat * num_heads + first_head) * WIDTH + LATENT, WIDTH, count, interleaved);
   }
-  const int first_head = (blockIdx.x - 1) * HEADS, heads = min(HEADS, num_heads - first_head);
-  q_rope += stream * q_stream + row * q_row + first_head * q_head;
-  q += (flat * num_heads + first_head) * WIDTH + LATENT;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < heads * PAIRS; i += THREADS)
-    rotate_pair(q_rope + i / PAIRS * q_head, q + i64(i / PAIRS) * WIDTH, i % PAIRS, cos, sin, interleaved);
 }

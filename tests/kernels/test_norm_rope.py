@@ -135,8 +135,9 @@ def test_wrong_arguments_are_named(change, error, message):
 
 
 def test_fake_tensors():
+    real = new_case(torch.bfloat16)  # outside of the mode: what it makes is kept for later calls
     with FakeTensorMode():
-        case = Case(*(torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in new_case(torch.bfloat16)))
+        case = Case(*(torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real))
         norm_rope(*case, eps=EPS, interleaved=True)
         with pytest.raises(ShapeError, match=r"num_nodes: expected contiguous torch.int32"):
             norm_rope(*case._replace(num_nodes=case.num_nodes.long()), eps=EPS, interleaved=True)
