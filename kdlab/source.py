@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kdlab.paths import PACKAGE, REPOSITORY
+from kdlab.paths import CSRC, PACKAGE, REPOSITORY
 
 VERSION = "0.1.0"
 GIT_TIMEOUT_S = 5.0
@@ -22,12 +22,13 @@ def code_facts() -> dict[str, Any]:
     }
 
 
-def source_sha256(folder: Path = PACKAGE) -> str:
-    """Hash names and bytes of every `.py` file of `folder`: a run with another hash of the package is stale."""
+def source_sha256(package: Path = PACKAGE, csrc: Path = CSRC) -> str:
+    """Hash names and bytes of the package's `.py` files and of the CUDA sources: a run with another hash is stale."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    for folder, pattern in ((package, "*.py"), (csrc, "*.cu*")):
+        for path in sorted(folder.rglob(pattern), key=lambda path: path.relative_to(folder).as_posix()):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 

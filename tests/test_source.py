@@ -65,6 +65,17 @@ def test_a_git_that_hangs_is_given_up(checkout, monkeypatch):
     assert git_state(checkout) == (None, None)
 
 
+def test_source_hash_sees_the_cuda_sources(tmp_path):
+    package, csrc = tmp_path / "package", tmp_path / "csrc"
+    package.mkdir()
+    csrc.mkdir()
+    hashes = {source_sha256(package, csrc)}
+    for name, text in (("op.cu", "a"), ("op.cu", "b"), ("op.cuh", "b"), ("op.txt", "c")):
+        (csrc / name).write_text(text)
+        hashes.add(source_sha256(package, csrc))
+    assert len(hashes) == 4, "each but the text file counts"
+
+
 def test_source_hash_sees_names_and_bytes_of_python_files_alone(tmp_path):
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "a.py").write_text("x = 1\n")

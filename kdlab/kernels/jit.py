@@ -21,8 +21,9 @@ __all__ = ["HOPPER", "PORTABLE", "Build", "Kernel", "arch_of", "compile_all", "k
 ARCHS = {(8, 0): "sm_80", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
 """Compute capabilities and the architectures that are compiled for them."""
 
-# Loaded kernels: machine code lives as long as the process, as torch's own does.
 _loaded: dict[tuple[Build, str, torch.device], tuple[Kernel, Source]] = {}
+# Kernels of texts that were edited since: captured graphs and queued launches still run their machine code.
+_outdated: list[Kernel] = []
 _lock = threading.Lock()
 
 
@@ -63,6 +64,8 @@ def _refresh(build: Build, name: str, device: torch.device) -> Kernel:
     else:
         cubin, source = compile_build(build, arch)
         loaded = Kernel(cubin, name, device, str(build), dict(build.shared_bytes).get(name))
+        if old is not None:
+            _outdated.append(old[0])
     _loaded[build, name, device] = loaded, source
     return loaded
 

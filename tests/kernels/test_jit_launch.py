@@ -1,5 +1,6 @@
 """Launching: argument checks (any machine), and on a GPU streams, graphs, shared memory, clusters, overlap, edits."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -191,6 +192,21 @@ def test_an_edit_takes_effect_at_the_next_call(csrc):
     assert second is not first
     os.utime(csrc / "plain.cu")
     assert kernel(build, "scale", CUDA) is second, "touched, not edited"
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_outlives_an_edit(csrc):
+    build, x, y = Build("plain.cu"), torch.ones(64, device=CUDA), torch.zeros(64, device=CUDA)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(build, "scale", CUDA).launch(1, 64, y, x, 3.0, 64)
+    for factor in range(3, 7):
+        (csrc / "factor.cuh").write_text(f"#define FACTOR {factor}\n")
+        kernel(build, "scale", CUDA).launch(1, 64, y, x, 3.0, 64)
+        assert y[0].item() == 3.0 * factor
+    gc.collect()
+    graph.replay()
+    assert y[0].item() == 6.0
 
 
 @pytest.mark.gpu
