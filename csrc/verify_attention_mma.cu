@@ -22,12 +22,14 @@ struct Config {
   static constexpr int SLICES = WIDTH / 64, VALUE_SLICES = C / 64;  // of 64 columns, 16 of them a warp of the group
   static constexpr int ROW_BYTES = 2 * WIDTH, CHUNKS = 8;           // 16-byte chunks of a slice of a row
   static constexpr int OWN_KEYS = BLOCK_KEYS / GROUP_WARPS;         // keys whose scores a warp finishes
+  static constexpr float STALE = 8.0f;  // log2 by which a score may be above its row's reference
 };
 static_assert(Config::WIDTH % 64 == 0 && Config::C % 64 == 0, "slices of 64 columns");
 static_assert(Config::GROUP_ROWS == 32 && Config::OWN_KEYS == 8, "two m16 tiles by one n8 tile a warp");
 static_assert(Config::PAGE % Config::BLOCK_KEYS == 0, "a key block lies in one page");
 static_assert(Config::BLOCK_KEYS * Config::CHUNKS == Config::THREADS, "a thread copies one chunk of each slice");
 static_assert(sizeof(Scalar) == 2, "bf16 or half");
+static_assert(Config::STALE < 15.0f, "weights up to 2^STALE fit half");
 
 using Work = Schedule<Config::TILE_ROWS, Config::BLOCK_KEYS, CUT_TILE_UNITS, CUT_MIN_UNITS, CUT_FIXED_KEYS>;
 
@@ -49,11 +51,12 @@ struct Plan {
   // ldmatrix reads together, lie in different banks. Queries pass through on their way to registers.
   alignas(128) u8 keys[Config::STAGES][Config::BLOCK_KEYS * Config::ROW_BYTES];
   union {
-    float4 scores[Config::GROUP_WARPS][Config::GROUP_WARPS - 1][2][WARP];  // [to warp][from][m tile][lane]
-    uint4 weights[2][Config::BLOCK_KEYS / 16][WARP];  // A fragments [m tile][16 keys][lane]
-  } exchange[Config::GROUPS];
+    float4 scores[Config::GROUP_WARPS - 1][2][WARP];  // what a warp is given of its 8 keys: [from][m tile][lane]
+    uint2 weights[2][WARP];  // what it makes of them, half an A fragment: [m tile][lane]
+  } exchange[Config::GROUPS][Config::GROUP_WARPS];
   float4 row_stats[Config::GROUPS][Config::GROUP_ROWS];  // a value of each warp: maximum, at the end the sum
-  float best[2][Config::TILE_ROWS];  // maximum so far, before and after a key block
+  float reference[Config::TILE_ROWS];  // of each row: weights are 2^(score - reference)
+  alignas(16) int is_above[Config::GROUPS][Config::GROUP_WARPS];  // a score of this warp is far above its reference
   alignas(8) u64 loaded[Config::STAGES], freed[Config::STAGES], weights_read[Config::GROUPS];
   Part part;
   StreamWork work;
@@ -116,8 +119,7 @@ DEVICE void start_copy(const Params& p, Plan& plan, int block, u32 count) {
 }
 
 // Brings the tile's queries into registers by way of the key stages, which nobody uses at this time.
-DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state,
-                         u32 count) {
+DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state) {
   const i64 first = (i64(plan.part.stream) * sizes.num_rows * sizes.num_heads) + plan.part.tile * Config::TILE_ROWS;
   const int used = plan.work.nodes * sizes.num_heads - plan.part.tile * Config::TILE_ROWS;
 #pragma unroll
@@ -129,7 +131,7 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
   copy_async_commit();
   if (threadIdx.x < Config::TILE_ROWS) {
     plan.row_of[threadIdx.x] = (plan.part.tile * Config::TILE_ROWS + threadIdx.x) / sizes.num_heads;
-    plan.best[count % 2][threadIdx.x] = -INFINITY_F32;
+    plan.reference[threadIdx.x] = -INFINITY_F32;
   }
   copy_async_wait<0>();
   __syncthreads();
@@ -160,7 +162,7 @@ DEVICE void send(Plan& plan, const Warp& w, int to, const float (&scores)[2][4])
   const int from = (w.member - to - 1) & 3;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
-    plan.exchange[w.group].scores[to][from][m][w.lane] =
+    plan.exchange[w.group][to].scores[from][m][w.lane] =
         make_float4(scores[m][0], scores[m][1], scores[m][2], scores[m][3]);
 }
 
@@ -207,51 +209,89 @@ DEVICE void mask_scores(const Params& p, const Sizes& sizes, const Plan& plan, c
   }
 }
 
-// Adds up the partial scores of this warp's 8 keys, and turns the maxima of all warps into weights, which go to the
-// group as A fragments. Scales what was summed before to the new maximum.
-DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block, u32 count,
-                    float (&own)[2][4]) {
-  named_barrier(1 + w.group, Config::GROUP_THREADS);  // partial scores are there
+DEVICE void group_barrier(const Warp& w) { named_barrier(1 + w.group, Config::GROUP_THREADS); }
+
+// Row of the tile of this lane's values i = 2 m + h.
+DEVICE int row_of_value(const Warp& w, int i) { return w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4; }
+
+DEVICE float finite(float reference) { return reference == -INFINITY_F32 ? 0.0f : reference; }
+
+// The weights of this warp's 8 keys, as the half of an A fragment; adds them to `sum`.
+DEVICE void give_weights(Plan& plan, const Warp& w, const float (&own)[2][4], const float (&reference)[4],
+                         float (&sum)[4]) {
 #pragma unroll
-  for (int from = 0; from < Config::GROUP_WARPS - 1; ++from)
+  for (int m = 0; m < 2; ++m) {
+    float weight[4];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const float4 s = plan.exchange[w.group].scores[w.member][from][m][w.lane];
-      own[m][0] += s.x, own[m][1] += s.y, own[m][2] += s.z, own[m][3] += s.w;
-    }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) own[i / 4][i % 4] *= p.scale_log2;
-  if ((block + 1) * Config::BLOCK_KEYS > plan.work.prefix) mask_scores(p, sizes, plan, w, block, own);
+    for (int i = 0; i < 4; ++i) weight[i] = exp2f(own[m][i] - reference[2 * m + i / 2]);
+    sum[2 * m] += weight[0] + weight[1], sum[2 * m + 1] += weight[2] + weight[3];
+    plan.exchange[w.group][w.member].weights[m][w.lane] =
+        make_uint2(pack_pair<Scalar>(weight[0], weight[1]), pack_pair<Scalar>(weight[2], weight[3]));
+  }
+}
+
+// Takes the maxima of all rows whose scores rose far above their references as new ones, and scales what was summed.
+DEVICE void raise_references(Plan& plan, const Warp& w, State& state, const float (&own)[2][4],
+                             const float (&old_sum)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float best = warp_max<4>(max(own[i / 2][i % 2 * 2], own[i / 2][i % 2 * 2 + 1]));
     if (w.lane % 4 == 0) reinterpret_cast<float*>(&plan.row_stats[w.group][8 * i + w.lane / 4])[w.member] = best;
   }
-  named_barrier(1 + w.group, Config::GROUP_THREADS);  // maxima are there, and partial scores have been read
-  float shrink[4];
+  group_barrier(w);  // maxima are there, and nobody reads weights before the next barrier
+  float chosen[4], reference[4], shrink[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
     const float4 each = plan.row_stats[w.group][8 * i + w.lane / 4];
-    const float old = plan.best[count % 2][row], best = max(old, max(max(each.x, each.y), max(each.z, each.w)));
-    const float finite = best == -INFINITY_F32 ? 0.0f : best;  // a row that has seen no key yet
-    shrink[i] = exp2f(old - finite);
-    if (w.member == 0 && w.lane % 4 == 0) plan.best[(count + 1) % 2][row] = best;
-    float(&s)[4] = own[i / 2];
-    const float p0 = exp2f(s[i % 2 * 2] - finite), p1 = exp2f(s[i % 2 * 2 + 1] - finite);
-    state.sum[i] = state.sum[i] * shrink[i] + (p0 + p1);
-    u32* to = reinterpret_cast<u32*>(&plan.exchange[w.group].weights[i / 2][w.member / 2][w.lane]);
-    to[w.member % 2 * 2 + i % 2] = pack_pair<Scalar>(p0, p1);
+    const float best = max(max(each.x, each.y), max(each.z, each.w)), old = plan.reference[row_of_value(w, i)];
+    chosen[i] = best > old + Config::STALE ? best : old;
+    reference[i] = finite(chosen[i]);
+    shrink[i] = exp2f(old - reference[i]);
+    state.sum[i] = old_sum[i] * shrink[i];
   }
-  named_barrier(1 + w.group, Config::GROUP_THREADS);  // weights are there
-  if (__any_sync(FULL_MASK, shrink[0] != 1.0f || shrink[1] != 1.0f || shrink[2] != 1.0f || shrink[3] != 1.0f)) {
+  give_weights(plan, w, own, reference, state.sum);
+  group_barrier(w);  // weights are there, and the old references have been read
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+  for (int i = 0; i < 4; ++i)
+    if (w.member == 0 && w.lane % 4 == 0) plan.reference[row_of_value(w, i)] = chosen[i];
 #pragma unroll
-      for (int n = 0; n < 2 * Config::VALUE_SLICES; ++n)
+  for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) state.o[m][n][i] *= shrink[2 * m + i / 2];
+    for (int n = 0; n < 2 * Config::VALUE_SLICES; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.o[m][n][i] *= shrink[2 * m + i / 2];
+}
+
+// Adds up the partial scores of this warp's 8 keys and gives their weights to the group.
+DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
+                    float (&own)[2][4]) {
+  group_barrier(w);  // partial scores are there
+#pragma unroll
+  for (int from = 0; from < Config::GROUP_WARPS - 1; ++from)
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const float4 s = plan.exchange[w.group][w.member].scores[from][m][w.lane];
+      own[m][0] += s.x, own[m][1] += s.y, own[m][2] += s.z, own[m][3] += s.w;
+    }
+  __syncwarp();  // weights come to stand where these were
+#pragma unroll
+  for (int i = 0; i < 8; ++i) own[i / 4][i % 4] *= p.scale_log2;
+  if ((block + 1) * Config::BLOCK_KEYS > plan.work.prefix) mask_scores(p, sizes, plan, w, block, own);
+  float reference[4], old_sum[4];
+  bool above = false;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    reference[i] = plan.reference[row_of_value(w, i)];
+    above |= max(own[i / 2][i % 2 * 2], own[i / 2][i % 2 * 2 + 1]) > reference[i] + Config::STALE;
+    reference[i] = finite(reference[i]);
+    old_sum[i] = state.sum[i];
   }
+  give_weights(plan, w, own, reference, state.sum);
+  above = __any_sync(FULL_MASK, above);
+  if (w.lane == 0) plan.is_above[w.group][w.member] = above;
+  group_barrier(w);  // weights are there
+  const int4 any = *reinterpret_cast<const int4*>(plan.is_above[w.group]);
+  if (any.x | any.y | any.z | any.w) raise_references(plan, w, state, own, old_sum);
 }
 
 // Adds weights x values to this warp's 128 output columns: 16 of each slice of 64.
@@ -261,8 +301,9 @@ DEVICE void add_values(Plan& plan, const Warp& w, State& state, u32 keys) {
     u32 a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const uint4 fragment = plan.exchange[w.group].weights[m][step][w.lane];
-      a[m][0] = fragment.x, a[m][1] = fragment.y, a[m][2] = fragment.z, a[m][3] = fragment.w;
+      const uint2 low = plan.exchange[w.group][2 * step].weights[m][w.lane];
+      const uint2 high = plan.exchange[w.group][2 * step + 1].weights[m][w.lane];
+      a[m][0] = low.x, a[m][1] = low.y, a[m][2] = high.x, a[m][3] = high.y;
     }
 #pragma unroll
     for (int slice = 0; slice < Config::VALUE_SLICES; ++slice) {
@@ -293,13 +334,13 @@ DEVICE void store_row(Out* o, const float (&values)[2 * Config::VALUE_SLICES][4]
 
 // Writes the tile, or its share of a tile that was cut. `o` and `lse` point to the tile's first row.
 template <typename Out>
-DEVICE void store(Plan& plan, const Warp& w, State& state, u32 count, int used, Out* o, float* lse, float lse_unit) {
+DEVICE void store(Plan& plan, const Warp& w, State& state, int used, Out* o, float* lse, float lse_unit) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float sum = warp_sum<4>(state.sum[i]);
     if (w.lane % 4 == 0) reinterpret_cast<float*>(&plan.row_stats[w.group][8 * i + w.lane / 4])[w.member] = sum;
   }
-  named_barrier(1 + w.group, Config::GROUP_THREADS);
+  group_barrier(w);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 each = plan.row_stats[w.group][8 * i + w.lane / 4];
@@ -307,7 +348,7 @@ DEVICE void store(Plan& plan, const Warp& w, State& state, u32 count, int used, 
     const int row = w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
     if (row < used) {
       if (w.member == 0 && w.lane % 4 == 0)
-        lse[row] = sum > 0.0f ? (plan.best[count % 2][row] + log2f(sum)) * lse_unit : -INFINITY_F32;
+        lse[row] = sum > 0.0f ? (plan.reference[row] + log2f(sum)) * lse_unit : -INFINITY_F32;
       store_row(o + row * Config::C + w.member * 16 + w.lane % 4 * 2, state.o[i / 2], i % 2,
                 sum > 0.0f ? 1.0f / sum : 0.0f);
     }
@@ -359,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     }
     __syncthreads();
     if (!plan.has_part) break;
-    load_queries(p, sizes, plan, w, state, count);
+    load_queries(p, sizes, plan, w, state);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -382,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
         barrier_wait(shared_address(&plan.freed[(count + 1) % 2]), (count - 1) / 2 % 2);
         start_copy(p, plan, block + 1, count + 1);
       }
-      softmax(p, sizes, plan, w, state, block, count, own);
+      softmax(p, sizes, plan, w, state, block, own);
       add_values(plan, w, state, keys);
       if (w.lane == 0) {
         barrier_arrive(shared_address(&plan.freed[count % 2]));
@@ -392,10 +433,10 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     const int first_pair = plan.part.tile * Config::TILE_ROWS, used = plan.work.nodes * num_heads - first_pair;
     if (plan.part.slot >= 0) {
       const i64 place = i64(plan.part.slot) * Config::TILE_ROWS;
-      store(plan, w, state, count, used, o_partial + place * Config::C, lse_partial + place, 1.0f);
+      store(plan, w, state, used, o_partial + place * Config::C, lse_partial + place, 1.0f);
     } else {
       const i64 place = i64(plan.part.stream) * num_rows * num_heads + first_pair;
-      store(plan, w, state, count, used, o + place * Config::C, lse + place, LN_2);
+      store(plan, w, state, used, o + place * Config::C, lse + place, LN_2);
     }
   }
 }

@@ -11,7 +11,7 @@ from kdlab.kernels.jit import Build, kernel, num_sms
 DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 TILE_ROWS = 64
 _THREADS = 256
-_PLAN_BYTES = 100_224
+_PLAN_BYTES = 99_968
 # How tiles are cut (verify_schedule.cuh): a key block is 32 keys, a unit the time of one.
 _BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 32, 4, 4
 _FIXED_KEYS, _MAX_FIXED_PARTS = 1024, 8
