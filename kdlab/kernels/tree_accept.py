@@ -1,4 +1,4 @@
-"""tree_accept: every link of the draft trees checked, then the target's tokens followed from the root, in one launch."""
+"""tree_accept: every link of the draft trees checked, then the target followed from the root, in one launch."""
 
 from typing import NamedTuple
 
