@@ -35,7 +35,14 @@ class Method:
 
 
 def make_method(
-    name: str, *, budget: int, width: int | None, top_k: int | None, depth_limit: int, vocab_size: int
+    name: str,
+    *,
+    budget: int,
+    width: int | None,
+    top_k: int | None,
+    depth_limit: int,
+    vocab_size: int,
+    impl: str = "auto",
 ) -> Method:
     """Check the arguments of a method and make it.
 
@@ -47,6 +54,7 @@ def make_method(
         top_k: draft candidates a slot; None takes what the tree can use: 1, min(budget, V) or min(width, V).
         depth_limit: L, draft positions of the drafter.
         vocab_size: V.
+        impl: of `build_best_first`.
 
     Raises:
         ArgumentError: an argument is out of range, or a width comes with another method than "beam".
@@ -65,7 +73,8 @@ def make_method(
         return Method(name, length, None, top_k or 1, partial(build_chain, length=length, vocab_size=vocab_size))
     if width is None:
         candidates = top_k or max(1, min(budget, vocab_size))
-        return Method(name, budget, None, candidates, partial(build_best_first, budget=budget, vocab_size=vocab_size))
+        best = partial(build_best_first, budget=budget, vocab_size=vocab_size, impl=impl)
+        return Method(name, budget, None, candidates, best)
     budget, candidates = min(budget, width * depth_limit), top_k or min(width, vocab_size)
     builder = partial(build_beam, width=width, budget=budget, vocab_size=vocab_size)
     return Method(name, budget, width, candidates, builder)

@@ -64,9 +64,9 @@ def make_settings(
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
     vocab_size = pair.target.config.vocab_size
-    made = make_method(
-        method, budget=budget, width=width, top_k=top_k, depth_limit=pair.depth_limit, vocab_size=vocab_size
-    )
+    op_impl = "reference" if impl == "reference" or pair.dtype == torch.float64 else "auto"
+    sizes = {"depth_limit": pair.depth_limit, "vocab_size": vocab_size}
+    made = make_method(method, budget=budget, width=width, top_k=top_k, impl=op_impl, **sizes)
     streams = min(_DEFAULT_STREAMS, num_prompts) if streams is None else check_int("streams", streams, minimum=1)
     return Settings(
         method=made,
@@ -79,7 +79,7 @@ def make_settings(
         record_experts=bool(record_experts),
         tail=tail,
         impl=impl,
-        op_impl="reference" if impl == "reference" or pair.dtype == torch.float64 else "auto",
+        op_impl=op_impl,
     )
 
 

@@ -32,6 +32,8 @@ class AttentionPlan:
     cache: LatentCache | None
     places: Tensor | None
 
+    used = None  # [T] bool, the rows in use: torch runs all of them
+
     @property
     def ran(self) -> str:
         """What the ops of the forward run as."""
@@ -48,7 +50,7 @@ class KernelPlan:
     cache: LatentCache
     prefix_len: Tensor  # [S] i32
     rows: VisibleRows
-    used: Tensor  # [S, N] bool, rows in use
+    used: Tensor  # [T] bool, the rows in use
     keys: Keys | None  # of torch's attention, where `impl` is "reference"
 
     @property
@@ -102,7 +104,7 @@ def _plan_kernels(
     rows = mask if isinstance(mask, VisibleRows) else VisibleRows.from_mask(mask)
     cos, sin = rope_tables(positions, config.rope)
     keys = cache.keys(start, rows.mask(), config.num_attention_heads) if impl == "reference" else None
-    return KernelPlan(impl, cos, sin, cache, start.int(), rows, rows.used(), keys)
+    return KernelPlan(impl, cos, sin, cache, start.int(), rows, rows.used().flatten(), keys)
 
 
 class LatentAttention(nn.Module):
@@ -182,7 +184,7 @@ class LatentAttention(nn.Module):
     def _attend_by_kernels(self, x: Tensor, key_up: Tensor, plan: KernelPlan) -> Tensor:
         """Return o [S, N, H, C], 0 in rows that are not in use."""
         config, cache, pages = self.config, plan.cache, plan.cache.pages[self.layer]
-        latent_dim, (streams, rows) = config.kv_lora_rank, plan.used.shape
+        latent_dim, (streams, rows) = config.kv_lora_rank, plan.cos.shape[:2]
         q_nope, q_rope, kv = self._project(x)
         q = x.new_empty(streams, rows, config.num_attention_heads, config.cache_width)
         torch.bmm(q_nope.transpose(0, 1), key_up, out=q.flatten(0, 1)[..., :latent_dim].transpose(0, 1))
@@ -196,7 +198,7 @@ class LatentAttention(nn.Module):
         )
         scale = config.softmax_scale
         if plan.keys is not None and plan.keys.rows is not None:
-            q.masked_fill_(~plan.used[..., None, None], 0)
+            q.masked_fill_(~plan.used.view(streams, rows, 1, 1), 0)
             return attend(q, cache.read_at(self.layer, plan.keys.rows), plan.keys, scale, latent_dim)[0]
         tree = (cache.block_table, plan.prefix_len, plan.rows.ancestors, plan.rows.num_rows)
         return verify_attention(q, pages, *tree, scale=scale, latent_dim=latent_dim, impl=plan.impl)[0]

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kdlab.config import INT4_GROUP, TargetConfig
-from kdlab.kernels.experts import DenseExperts, ExpertWeights, PackedExperts
+from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.int4 import VALUES_PER_WORD
+from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.reference import compute_dtype, moe_experts
 from kdlab.model.layers import SwiGlu, prefixed, weight
 
@@ -62,7 +63,7 @@ class DenseExpertBank(nn.Module):
         self.down = weight(experts, width, inner, dtype=dtype, device=device)
 
     @property
-    def experts(self) -> ExpertWeights:
+    def experts(self) -> DenseExperts:
         """The weights as the op reads them."""
         return DenseExperts(self.gate_up, self.down)
 
@@ -87,7 +88,7 @@ class PackedExpertBank(nn.Module):
         self.down_scale = new(width, inner // INT4_GROUP, torch.bfloat16)
 
     @property
-    def experts(self) -> ExpertWeights:
+    def experts(self) -> PackedExperts:
         """The weights as the op reads them."""
         return PackedExperts(self.gate_up_packed, self.gate_up_scale, self.down_packed, self.down_scale)
 
@@ -122,12 +123,23 @@ class MixtureOfExperts(nn.Module):
         found = prefixed("gate.", self.router) | prefixed("experts.", self.routed)
         return found if self.shared is None else found | prefixed("shared_experts.", self.shared)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map rows x [T, D], already normed.
+
+        Args:
+            x: [T, D] float.
+            used: [T] bool, rows in use, for the CUDA op: the others ask for no expert. None takes plain torch.
 
         Returns:
             [T, D] in x's dtype, and the expert ids [T, k] i64.
         """
         expert_ids, weights = self.router(x)
+        if used is not None:
+            ids = torch.where(used[:, None], expert_ids, -1).int()
+            return moe_int4(x, ids, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
         out = moe_experts(x, expert_ids, weights, self.routed.experts)
         return out if self.shared is None else out + self.shared(x), expert_ids
+
+    def _shared_expert(self) -> DenseExperts | None:
+        """Return the shared expert as the op reads it, an expert of a set of one."""
+        return None if self.shared is None else DenseExperts(self.shared.gate_up[None], self.shared.down[None])

@@ -58,10 +58,11 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> tuple[Tensor, Tensor | None]:
         """Map the residual stream x [T, D], T = S * N; also return the expert ids [T, k] of a MoE layer."""
         x = x + self.attention(rms_norm(x, self.input_norm, self.eps), plan)
-        out = self.mlp(rms_norm(x, self.post_norm, self.eps))
-        if isinstance(out, tuple):
-            return x + out[0], out[1]
-        return x + out, None
+        h = rms_norm(x, self.post_norm, self.eps)
+        if isinstance(self.mlp, SwiGlu):
+            return x + self.mlp(h), None
+        out, expert_ids = self.mlp(h, plan.used)
+        return x + out, expert_ids
 
 
 class Target(nn.Module):
