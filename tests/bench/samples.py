@@ -2,10 +2,12 @@
 
 import pandas as pd
 
+from kdlab.bench.kernels import COUNTED_SIZES, counter_rows
 from kdlab.bench.kernels.case import Arm, Case
 from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
 from kdlab.bench.kernels.measured import ceiling_row, error_row, goal_rows, time_row, to_frame
 from kdlab.kernels.cost import Cost
+from kdlab.profiling import Counter
 from tests.golden.make_parquet_v1 import PROVENANCE
 
 CEILINGS = Ceilings((
@@ -16,13 +18,33 @@ CEILINGS = Ceilings((
 ))  # fmt: skip
 """Of a made-up card of 4 TB/s and 800 TFLOP/s."""
 
+_OWN, _GOAL, _PEER = Arm(print, print), Arm(print, print, goal=True), Arm(print, print, own=False)
+_HOST = Arm(print, print, graph=False, own=False)
+_ATTENTION = {"wgmma": _GOAL, "mma": _OWN, "naive": _OWN, "flashmla prefix": _PEER}
+_CASES = (
+    ("verify_attention", {"streams": 1, "rows": 33, "prefix": 256, "heads": 64}, _ATTENTION, (12, 15, 200, 18), 1.5),
+    ("verify_attention", {"streams": 1, "rows": 33, "prefix": 1024, "heads": 64}, _ATTENTION, (18, 24, 900, 24), 6),
+    ("verify_attention", {"streams": 1, "rows": 33, "prefix": 4096, "heads": 64}, _ATTENTION, (40, 60, 8600, 50), 24),
+    ("verify_attention", {"streams": 1, "rows": 33, "prefix": 4096, "heads": 8}, {"wgmma": _GOAL}, (9,), 3),
+    ("verify_attention", {"streams": 8, "rows": 33, "prefix": 4096, "heads": 8}, {"wgmma": _GOAL}, (40,), 24),
+    ("draft_topk", {"streams": 1, "rows": 15, "vocab": 163840, "k": 64}, {"cuda": _GOAL, "torch": _PEER},
+     (7, 130), 1.2),
+    ("tree_build", {"streams": 1, "budget": 64, "draft": "peaked", "depth": 15, "k": 64},
+     {"cuda": _GOAL, "host heap": _HOST}, (7, 700), 0.1),
+    ("tree_build", {"streams": 1, "budget": 256, "draft": "peaked", "depth": 15, "k": 64}, {"cuda": _GOAL}, (14,), 0.1),
+    ("tree_accept", {"streams": 8, "rows": 64, "depth": 15}, {"cuda": _GOAL}, (2,), 0.1),
+    ("moe_int4", {"streams": 1, "rows": 33, "width": 2048, "shared": False, "routing": "uniform"}, {"cuda": _GOAL},
+     (1200,), 1000),
+)  # fmt: skip
+"""Op, sizes, arms, microseconds of each arm, and the bound; one goal of eight is missed."""
+
 
 def kernel_rows() -> pd.DataFrame:
-    """Return made-up rows of several ops with peers, errors, floors and goals; one goal of five is missed."""
+    """Return made-up rows of several ops with peers, errors, floors and goals."""
     rows, floors = [ceiling_row(ceiling) for ceiling in CEILINGS.all], []
-    for case, times in _cases():
-        for name, us in times.items():
-            arm = case.arms[name]
+    for op, sizes, arms, times, floor_us in _CASES:
+        case = _case(op, sizes, arms, floor_us)
+        for (name, arm), us in zip(arms.items(), times, strict=True):
             rows.append(error_row(case, name, arm, 0.002))
             if arm.graph:
                 rows.append(time_row(case, name, arm, [us - 1.0, us, us + 1.0], graph=True))
@@ -31,22 +53,15 @@ def kernel_rows() -> pd.DataFrame:
     return to_frame(rows + goal_rows(floors, rows), PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU"}, {})
 
 
-def _cases():
-    own, peer = Arm(print, print, goal=True), Arm(print, print, own=False)
-    attention = {"wgmma": own, "mma": Arm(print, print), "naive": Arm(print, print), "flashmla prefix": peer}
-    times = {256: (12.0, 15.0, 200.0, 18.0), 1024: (18.0, 24.0, 900.0, 24.0), 4096: (40.0, 60.0, 8600.0, 50.0)}
-    for prefix, us in times.items():
-        sizes = {"streams": 1, "rows": 33, "prefix": prefix, "heads": 64}
-        yield (
-            _case("verify_attention", sizes, attention, flops=prefix * 4_687_500),
-            dict(zip(attention, us, strict=True)),
-        )
-    arms = {"cuda": own, "host heap": Arm(print, print, graph=False, own=False)}
-    sizes = {"streams": 1, "budget": 64, "draft": "peaked", "depth": 15, "k": 64}
-    yield _case("tree_build", sizes, arms, num_bytes=400), {"cuda": 7.0, "host heap": 700.0}
-    sizes = {"streams": 1, "rows": 33, "width": 2048, "shared": False, "routing": "uniform"}
-    yield _case("moe_int4", sizes, {"cuda": own}, num_bytes=4_000_000_000), {"cuda": 1200.0}
+def counted_rows() -> pd.DataFrame:
+    """Return made-up counters of two attention kernels."""
+    reads = {"naive": (1e10, 5e8, 7e6), "mma": (1e6, 2e8, 7e6)}
+    names = ("l1_read", "l2_read", "dram_read")
+    counted = {
+        arm: [Counter(arm, *line) for line in zip(names, "BBB", values, strict=True)] for arm, values in reads.items()
+    }
+    return counter_rows("verify_attention", COUNTED_SIZES, counted)
 
 
-def _case(op, sizes, arms, num_bytes=0, flops=0):
-    return Case(op, sizes, lambda seed: {}, arms, lambda inputs: Cost(num_bytes, flops), 1000)
+def _case(op, sizes, arms, floor_us):
+    return Case(op, sizes, lambda seed: {}, arms, lambda inputs: Cost(round(4_000_000 * floor_us)), 1000)

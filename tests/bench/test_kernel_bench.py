@@ -215,7 +215,7 @@ def test_rows_become_one_table_and_go_through_a_file(tmp_path):
 
 def test_verdicts_count_what_is_met_and_name_what_is_missed():
     lines = verdict_lines(kernel_table(kernel_rows()))
-    assert lines[0] == "4 of 5 goals met"
+    assert lines[0] == "7 of 8 goals met"
     assert lines[1:] == [
         "missed by 7%: verify_attention S=1 N=33 prefix=4096 H=64, wgmma: 40.0 us, goal 37.5, floor 24.0"
     ]

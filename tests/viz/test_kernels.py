@@ -38,12 +38,12 @@ def test_dots_show_every_time_bound_and_goal(table):
     ax = plot_kernel_dots(table, title="All ops", provenance=FACTS, notes=["recorded"])
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names[0] == "verify_attention  S=1 N=33 prefix=256 H=64"
-    assert len(names) == 5
+    assert len(names) == 10
     assert {x for x, _ in points(ax)} == set(table["us"])
     bars = [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2]
     assert set(bars) == set(table["floor_us"]) | set(table["goal_us"].dropna())
     labels = ", ".join(text.get_text() for text in ax.get_legend().get_texts())
-    assert labels == "wgmma, mma, naive, flashmla prefix, cuda, host heap (eager), bound of this card, goal"
+    assert labels == "wgmma, mma, naive, flashmla prefix, cuda, torch, host heap (eager), bound of this card, goal"
     assert "recorded · GPU X" in ax.texts[-1].get_text()
     png_bytes(ax, 60)
 
@@ -54,7 +54,7 @@ def test_cases_of_one_op_do_not_repeat_its_name(table):
 
 
 def test_growth_has_a_line_an_arm_and_the_bound(table):
-    attention = table[table["op"] == "verify_attention"]
+    attention = table[(table["op"] == "verify_attention") & (table["heads"] == 64)]
     figure = plot_kernel_growth({"33 rows": attention}, x={"33 rows": "prefix"}, title="Attention", provenance=FACTS)
     (ax,) = figure.axes
     drawn = {tuple(line.get_ydata()) for line in ax.lines}
@@ -68,7 +68,7 @@ def test_growth_has_a_line_an_arm_and_the_bound(table):
 
 
 def test_growth_refuses_what_is_no_line(table):
-    attention = table[table["op"] == "verify_attention"]
+    attention = table[(table["op"] == "verify_attention") & (table["heads"] == 64)]
     for panels in ({}, {"a": attention.iloc[:0]}, {"a": pd.concat([attention, attention])}):
         with pytest.raises(ArgumentError, match="panels"):
             plot_kernel_growth(panels, x=dict.fromkeys(panels, "prefix"), title="")

@@ -14,6 +14,7 @@ from kdlab.tree import DraftTree, accept, build_best_first
 _SPREADS = {"peaked": 4.0, "flat": 0.05}
 """Standard deviation of the candidates' logits: a draft that is sure of itself, and one that knows nothing."""
 _BUDGETS, _LONG_BUDGETS = (64, 256, 1024), (16, 32, 128, 512)
+_MOST_HOST_NODES = 2048  # beyond it the heap takes tens of milliseconds
 _FIELDS = ("token", "parent", "depth", "logp", "rank", "num_nodes", "ancestors", "first_child", "next_sibling")
 
 
@@ -42,10 +43,9 @@ def build_case(
         exact = host(inputs)
         return max(wrong_share(_plain(getattr(out, name)), _plain(getattr(exact, name))) for name in _FIELDS)
 
-    arms = {
-        "cuda": Arm(lambda inputs: tree_build(inputs["log_probs"], inputs["token_ids"], budget), error, goal=True),
-        "host heap": Arm(lambda inputs: host(inputs).to("cuda"), error, graph=False, own=False),
-    }
+    arms = {"cuda": Arm(lambda inputs: tree_build(inputs["log_probs"], inputs["token_ids"], budget), error, goal=True)}
+    if streams * budget <= _MOST_HOST_NODES:
+        arms["host heap"] = Arm(lambda inputs: host(inputs).to("cuda"), error, graph=False, own=False)
     sizes = {"streams": streams, "budget": budget, "draft": spread, "depth": depth, "k": k}
     cost = tree_build_cost(streams, depth, k, budget)
     return Case("tree_build", sizes, make, arms, lambda _: cost, cost.bytes, default)
