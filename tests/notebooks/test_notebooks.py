@@ -9,8 +9,9 @@ import nbformat
 import pytest
 
 import kdlab
-from kdlab.bench import read_rows
+from kdlab.bench import read_rows, write_rows
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
+from tests.bench.samples import counted_rows, kernel_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -20,6 +21,10 @@ FIGURES = {
     "10_budget_sweep": {
         "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
         "10_cost", "10_budget_sweep",
+    },
+    "30_kernels": {
+        "30_overview", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits", "30_trees",
+        "30_experts", "30_cache",
     },
 }  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -78,7 +83,13 @@ def test_every_figure_has_a_heading_and_a_name(path):
 def smoke_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
-    runs = {path.stem: run_notebook(path, given, folder / path.name, timeout_s=300) for path in NOTEBOOKS}
+    write_rows(kernel_rows(), folder / "kernels.parquet")
+    write_rows(counted_rows(), folder / "counters.parquet")
+    kernels = {"recorded": str(folder / "kernels.parquet"), "recorded_counters": str(folder / "counters.parquet")}
+    runs = {}
+    for path in NOTEBOOKS:
+        parameters = given | kernels if path.stem == "30_kernels" else given
+        runs[path.stem] = run_notebook(path, parameters, folder / path.name, timeout_s=300)
     return folder, runs
 
 
@@ -86,9 +97,9 @@ def smoke_runs(tmp_path_factory):
 def test_smoke_runs_finish_and_draw_every_figure(smoke_runs):
     folder, runs = smoke_runs
     assert set(runs) == set(FIGURES)
-    for run in runs.values():
+    for name, run in runs.items():
         assert run.record["final"] is True
-        assert run.record["provenance"]["pair"] == "bundled"
+        assert run.record["provenance"].get("pair") == (None if name == "30_kernels" else "bundled")
     for name in set().union(*FIGURES.values()):
         assert (folder / "figures" / f"{name}.png").read_bytes().startswith(PNG)
 
@@ -115,7 +126,19 @@ def test_smoke_runs_leave_readable_recordings(smoke_runs):
 
 
 @pytest.mark.notebook
-def test_the_report_of_both_is_small_and_holds_the_coloured_text(smoke_runs):
+def test_without_a_gpu_the_kernels_are_drawn_from_recorded_rows_and_every_figure_says_so(smoke_runs):
+    run = smoke_runs[1]["30_kernels"]
+    assert run.record["conclusion"] == ["Kernels, recorded on a made-up GPU: 7 of 8 goals met."]
+    assert run.record["missed"][0].startswith("missed by 7%: verify_attention S=1 N=33 prefix=4096 H=64, wgmma")
+    text = run.output.read_text(encoding="utf-8")
+    assert "**Recorded** on a made-up GPU" in text
+    for cell in code_cells(read_notebook(FOLDER / "30_kernels.ipynb")):
+        if "show_figure(" in cell.source:
+            assert re.search(r"notes=(notes|where|\[\*notes)", cell.source), cell.id
+
+
+@pytest.mark.notebook
+def test_the_report_of_all_is_small_and_holds_the_coloured_text(smoke_runs):
     folder, runs = smoke_runs
     report = build_report([run.output for run in runs.values()], folder / "report.html")
     text = report.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """The kernel benchmark: kdlab's CUDA ops beside their peers, at Kimi K2.6's sizes, against what the card can do."""
 
-from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows
+from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows, least_read_bytes
 from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
 from kdlab.bench.kernels.table import case_text, error_table, graph_times, kernel_table, verdict_lines
@@ -19,5 +19,6 @@ __all__ = [
     "error_table",
     "graph_times",
     "kernel_table",
+    "least_read_bytes",
     "verdict_lines",
 ]

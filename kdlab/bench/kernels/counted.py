@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from kdlab.bench.kernels.case import Case
+from kdlab.bench.kernels.case import LATENT, ROPE, Case
 from kdlab.bench.kernels.measured import to_frame
 from kdlab.bench.kernels.suite import HEADS, cases_of
 from kdlab.bench.rows import state_columns
@@ -47,6 +47,12 @@ def counter_rows(op: str, sizes: Mapping[str, Any], counted: Mapping[str, Iterab
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     state = gpu_state(device)
     return to_frame(rows, run_provenance(device=str(device), dtype="bfloat16"), state_columns(state, state))
+
+
+def least_read_bytes(sizes: Mapping[str, Any]) -> int:
+    """Return what one call of verify_attention must read at least: every key once, and every query."""
+    rows = sizes["rows"] * sizes["heads"]
+    return int(2 * sizes["streams"] * (LATENT + ROPE) * (sizes["prefix"] + sizes["rows"] + rows))
 
 
 def run_once(op: str, arm: str, sizes: Mapping[str, Any]) -> None:
