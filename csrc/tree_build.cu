@@ -4,24 +4,26 @@
 //        ancestors [S,N,ceil(N/32)] u32 | num_nodes, nonfinite_rows [S] i32 | missed_mass [S,L] f32 | truncated [S] u8
 //   math score = sum of log-probabilities from the root, f64; rows = the best B = N - 1 rank tuples by (score
 //        descending, tuple ascending), a heap's pop order, without its B dependent pops: warp 0 expands up to 64 known
-//        nodes at once, as they were found. Node (..,r) offers (..,r,0), (..,2r+1), (..,2r+2), so every tuple has one
-//        finder, which precedes it. An offer is dropped where B others surely precede it: B known nodes lie in better
-//        bins of a histogram of scores, or B tuples are smaller in every rank. The rest, little more than B nodes, is
-//        sorted. A pool that is full is cut to its best B in the same way, and the search goes on.
+//        nodes at once, as they were found. Node (..,r) offers (..,r,0), often (..,r,0,0), (..,2r+1) and (..,2r+2), so
+//        every tuple has one finder, which precedes it. An offer is dropped where B others surely precede it: B known
+//        nodes lie in better bins of a histogram of scores, or B tuples are smaller in every rank. The rest, little
+//        more than B nodes, is sorted. A full pool is cut to its best B in the same way, and the search goes on.
 //   bad  a bad row (tree_build.cuh) ends the tree above it
 //   cost 8 LK bytes in, N (28 + N / 8) out a stream; the time is some L + log2(K) dependent steps, a sort, a walk up
 //   ref  kdlab/tree/build.py, the CPU's heap | test tests/kernels/test_tree_build.py | archs all
 #include "tree_build.cuh"
 
 constexpr int ITEMS = 2;                       // nodes that a lane expands at once
-constexpr int MOST_OFFERS = 3 * ITEMS * WARP;  // of one step
-constexpr int LAZY = 32;                       // nodes above the budget before the histogram is looked at again
+constexpr int MOST_OFFERS = 4 * ITEMS * WARP;  // of one step
+constexpr int PAIR_BUDGET = 128;  // up to here steps are many for their nodes: a node offers its first two generations
+constexpr int LAZY = 32;          // nodes above the budget before the histogram is looked at again
 
 constexpr int PARENT_BITS = 12, RANK_BITS = 8, DEPTH_BITS = 5;
-constexpr u32 EXPANDED = 1u << 31;  // the offers have been made
+constexpr u32 EXPANDED = 1u << 31;  // its offers have been made
+constexpr u32 NO_CHILD = 1u << 30;  // its child was found along with it
 static_assert(MAX_PER_THREAD * 1024 <= 1 << PARENT_BITS && MAX_WIDTH <= 1 << RANK_BITS && MAX_DEPTH < 1 << DEPTH_BITS,
               "each field holds what it may have to");
-static_assert(PARENT_BITS + RANK_BITS + DEPTH_BITS <= 31 && MAX_DEPTH < WARP, "a link in one word, a lane a depth");
+static_assert(PARENT_BITS + RANK_BITS + DEPTH_BITS <= 30 && MAX_DEPTH < WARP, "a link in one word, a lane a depth");
 static_assert(2 * 1024 >= 1 + MAX_BUDGET + MOST_OFFERS, "a pool that was cut has room for a step");
 static_assert(MAX_BUDGET + 1 < 1 << 16, "rows and bounds in 16 bits");
 
@@ -49,7 +51,7 @@ DEVICE float scale_of(const Plan& plan, float floor) {
 struct Entry {
   u32 link, bound;  // link 0 with bound 0 offers nothing
   double score, parent_score;
-  float child, sibling[2];  // log-probabilities; +inf where there is no candidate
+  float child, grandchild, sibling[2];  // log-probabilities; +inf where there is no candidate
 };
 
 // Warp 0's view of the pool, the same in every lane but `lowest`.
@@ -60,7 +62,7 @@ struct Growth {
   float lowest;  // of the scores that this lane pushed
 
   DEVICE Entry load(const Params& p, const Plan& plan, const Common& common, int at) const {
-    Entry entry = {0, 0, 0, 0, INFINITY_F32, {INFINITY_F32, INFINITY_F32}};
+    Entry entry = {0, 0, 0, 0, INFINITY_F32, INFINITY_F32, {INFINITY_F32, INFINITY_F32}};
     const u32 link = at < count ? plan.link[at] : EXPANDED;
     if (link & EXPANDED) return entry;
     entry.score = plan.score[at];
@@ -71,7 +73,8 @@ struct Growth {
     entry.parent_score = plan.score[parent_of(link)];
     const int depth = depth_of(link), next = 2 * rank_of(link) + 1;
     const float* row = plan.log_probs + depth * p.width;  // the children's
-    if (depth < common.usable) entry.child = fminf(row[0], 0.0f);
+    if (depth < common.usable && !(link & NO_CHILD)) entry.child = fminf(row[0], 0.0f);
+    if (depth + 1 < common.usable && p.budget <= PAIR_BUDGET) entry.grandchild = fminf(row[p.width], 0.0f);
     const int finite = depth > 0 ? common.num_finite[depth - 1] : 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -79,13 +82,13 @@ struct Growth {
     return entry;
   }
 
-  // Append one offer a lane, where it is one.
-  DEVICE void push(const Plan& plan, bool valid, double score, u32 link, u32 bound) {
+  // Append one offer a lane, where it is one; returns its index, or -1.
+  DEVICE int push(const Plan& plan, bool valid, double score, u32 link, u32 bound) {
     const int bin = has_bins ? bin_of(score, floor, scale) : 0;
     valid = valid && bin >= cut;
     const u32 takers = __ballot_sync(FULL_MASK, valid);
+    const int at = valid ? count + __popc(takers & ((1u << lane_id()) - 1)) : -1;
     if (valid) {
-      const int at = count + __popc(takers & ((1u << lane_id()) - 1));
       plan.score[at] = score;
       plan.link[at] = link;
       plan.bound[at] = bound;
@@ -94,15 +97,22 @@ struct Growth {
     }
     count += __popc(takers);
     kept += __popc(takers);
+    return at;
   }
 
-  // The first child, and the two siblings that no other entry finds.
+  // The first child, its first child, and the two siblings that no other entry finds.
   DEVICE void push_offers(const Plan& plan, const Entry& entry, int at, int budget) {
     const int rank = rank_of(entry.link), depth = depth_of(entry.link);
     const int before = entry.bound & 0xffff, product = entry.bound >> 16;  // of the parent
-    const int own_product = product * (rank + 1);
-    push(plan, entry.child <= 0 && before + 2 * own_product <= budget + 1, entry.score + double(entry.child),
-         pack_link(at, 0, depth + 1), (before + own_product) | own_product << 16);
+    const int own = product * (rank + 1);
+    const double child_score = entry.score + double(entry.child);
+    const bool pair = entry.child <= 0 && entry.grandchild <= 0;
+    const int child = push(plan, entry.child <= 0 && before + 2 * own <= budget + 1, child_score,
+                           pack_link(at, 0, depth + 1) | (pair ? NO_CHILD : 0), (before + own) | own << 16);
+    if (budget <= PAIR_BUDGET) {
+      push(plan, pair && child > 0 && before + 3 * own <= budget + 1, child_score + double(entry.grandchild),
+           pack_link(child, 0, depth + 2), (before + 2 * own) | own << 16);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int next = 2 * rank + 1 + i;
@@ -277,7 +287,8 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
   __syncthreads();
   if (stays) {
     plan.score[thread + 1] = score;
-    plan.link[thread + 1] = (link & EXPANDED) | pack_link(renamed[parent_of(link)], rank_of(link), depth_of(link));
+    const u32 made = link & (EXPANDED | NO_CHILD);
+    plan.link[thread + 1] = made | pack_link(renamed[parent_of(link)], rank_of(link), depth_of(link));
     plan.bound[thread + 1] = bound;
     atomicAdd(&plan.histogram[bin_of(score, floor, scale)], 1);
   }
