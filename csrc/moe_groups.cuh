@@ -1,4 +1,4 @@
-// csrc/moe_groups.cuh: which rows go to which expert, worked out by every block for itself, without a launch of its own.
+// csrc/moe_groups.cuh: which rows go to which expert, worked out by every block for itself, without another launch.
 //   A pick is one (row, slot) of expert_ids [T, k]; an id outside 0..NUM-1 is none. The picks of an expert are cut into
 //   tiles of at most TILE_PICKS, so that a tile's products fit registers; tiles are numbered expert by expert.
 //   A unit of work is a tile of picks times a tile of output features. Units are numbered expert by expert, within an
@@ -73,7 +73,7 @@ struct Tiles {
     return low;
   }
 
-  // One warp: calls take(n, pick) for the picks `skip`, `skip + 1`.. of an expert, n = 0.. up to LISTED; how many they are.
+  // One warp: calls take(n, pick) for picks number skip + n of an expert, n = 0.. up to LISTED; returns how many.
   template <typename Take>
   DEVICE int list(const i32* expert_ids, int num_picks, int expert, int skip, Take take) const {
     const int size = min(picks[expert] - skip, LISTED);
@@ -94,17 +94,28 @@ struct Tiles {
 template <int NUM, int FEATURE_TILES>
 struct Unit {
   const Tiles<NUM>& tiles;
-  int expert = 0, pick_tile = 0, feature_tile = 0;
-  int from = 0, to = 0;  // units of the expert
+  int expert = 0, feature_tile = 0, pick_tile = 0;
+  int pick_tiles = 0, last = 0;  // of the expert: its tiles of picks, and the number of the tile behind them
 
   DEVICE void find(int unit) {
-    if (unit >= to) {
-      expert = tiles.expert(unit / FEATURE_TILES);
-      from = tiles.first[expert] * FEATURE_TILES;
-      to = tiles.first[expert + 1] * FEATURE_TILES;
-    }
-    const int pick_tiles = (to - from) / FEATURE_TILES;
-    feature_tile = (unit - from) / pick_tiles;
-    pick_tile = (unit - from) % pick_tiles;
+    take_expert(unit / FEATURE_TILES);
+    const int inside = unit - tiles.first[expert] * FEATURE_TILES;
+    feature_tile = inside / pick_tiles;
+    pick_tile = inside % pick_tiles;
+  }
+
+  DEVICE void next() {
+    if (++pick_tile < pick_tiles) return;
+    pick_tile = 0;
+    if (++feature_tile < FEATURE_TILES) return;
+    feature_tile = 0;
+    if (last < tiles.count()) take_expert(last);
+  }
+
+ private:
+  DEVICE void take_expert(int tile) {
+    expert = tiles.expert(tile);
+    last = tiles.first[expert + 1];
+    pick_tiles = last - tiles.first[expert];
   }
 };

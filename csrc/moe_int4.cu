@@ -1,15 +1,18 @@
 // csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights, each distinct expert read once.
-//   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights [T,k] f32
-//        gate_up [E,2I,D] and down [E,D,I], gate rows first: INT4 words [.., /8] i32 with scales [.., /32], or as x
+//   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights
+//        [T,k] f32 | gate_up [E,2I,D] and down [E,D,I], gate rows first: INT4 words [.., /8] i32, scales [.., /32]; or as x
 //   out  out [T,D] | between the kernels: hidden [T,k,I] as x, parts [T,slots,D] f32, slots = k + shared experts
 //   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; sums in float32
 //   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts of INT4, 6 D I FLOP a pick: bound by bytes
 //   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
 //
-// Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. Blocks
-// take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The stream of
-// a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the other rows:
-// the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
+// Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots.
+// Blocks take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The
+// stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
+// other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
+//
+// -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
+// INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM that registers must allow
 #include "moe_weights.cuh"
 
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D | INNER_WIDTH I |
@@ -19,9 +22,9 @@ static_assert(PAD >= WARP_ROWS, "a column holds the rows of a warp");
 
 struct Block {  // shared memory beside the ring of stages
   Tiles<NUM_EXPERTS> tiles;
-  const Scalar* source[LISTED];  // rows of x or hidden; those past the last pick of a tile repeat a valid one
-  int pick[LISTED];
-  int size;                      // picks listed
+  int row[LISTED];     // of x or hidden; those past the last pick of a tile repeat a valid one
+  int target[LISTED];  // where the results go
+  int size;            // picks listed
   float sums[WARPS][COLUMNS][PAD];
 };
 
@@ -35,20 +38,23 @@ template <typename S>
 struct Stream {
   const u8 *weights, *scales;  // [E] matrices
   u8* ring;
-  int unit, end;
+  int left;  // units to come
   Unit<NUM_EXPERTS, S::TILES> at;
+  Copies<S> copies = {};
   int slab = 0, slot = 0;
 
   DEVICE void next() {
-    if (unit < end) {
-      if (slab == 0) at.find(unit);
-      constexpr i64 UNITS = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K);
-      constexpr i64 SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP);
-      copy_stage<S>(ring + slot * S::BYTES, weights + at.expert * UNITS * 16,
-                    scales + at.expert * SCALES * sizeof(Scale), at.feature_tile, slab);
+    if (left > 0) {
+      if (slab == 0) {
+        constexpr i64 MATRIX = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K * 16);
+        constexpr i64 MATRIX_SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(Scale));
+        copies.find(weights + at.expert * MATRIX, scales + at.expert * MATRIX_SCALES, at.feature_tile);
+      }
+      copies.start(ring + slot * S::BYTES, at.feature_tile, slab);
       if (++slab == S::SLABS) {
         slab = 0;
-        ++unit;
+        --left;
+        at.next();
       }
     }
     copy_async_commit();
@@ -82,10 +88,10 @@ DEVICE void finish(Block& block, const float (&total)[TILES_N * COLUMNS], Store 
 
 // All slabs of one unit of work, for up to 8 TILES_N picks.
 template <typename S, int TILES_N, typename Store>
-DEVICE void run_unit(Block& block, const Scalar* const* source, Stream<S>& stream, int& slot, Store store) {
+DEVICE void run_unit(Block& block, const Scalar* x, const int* row, Stream<S>& stream, int& slot, Store store) {
   float total[TILES_N * COLUMNS] = {};
   Rows<S, TILES_N> rows;
-  rows.find(source);
+  rows.find(x, row);
 #pragma unroll 1
   for (int slab = 0; slab < S::SLABS; ++slab) {
     rows.load(slab);
@@ -99,27 +105,27 @@ DEVICE void run_unit(Block& block, const Scalar* const* source, Stream<S>& strea
 }
 
 // Lists LISTED picks of an expert, from number `skip` on. All threads of the block.
-template <int K, typename Row>
-DEVICE void list_picks(Block& block, const Scalar* x, const Picks& picks, int expert, int skip, Row row) {
+template <typename Row, typename Target>
+DEVICE void list_picks(Block& block, const Picks& picks, int expert, int skip, Row row, Target target) {
   __syncthreads();  // the unit before may still read its picks
   if (warp_id() == 0) {
     const auto take = [&](int n, int pick) {
-      block.source[n] = x + static_cast<i64>(row(pick)) * K;
-      block.pick[n] = pick;
+      block.row[n] = row(pick);
+      block.target[n] = target(pick);
     };
     const int size = block.tiles.list(picks.expert_ids, picks.count, expert, skip, take);
     __syncwarp();
-    for (int n = size + lane_id(); n < round_up(size, TILE_PICKS); n += WARP) block.source[n] = block.source[0];
+    for (int n = size + lane_id(); n < round_up(size, TILE_PICKS); n += WARP) block.row[n] = block.row[0];
     if (lane_id() == 0) block.size = size;
   }
   __syncthreads();
 }
 
-// Runs this block's share of all units. x holds rows of K inputs, row(pick) is the one of a pick; ready() returns when x
-// may be read; store(pick, feature, gate or value, up) takes the results.
-template <typename S, typename Row, typename Ready, typename Store>
-DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Row row, Ready ready,
-                Store store) {
+// Runs this block's share of all units. x holds rows of K inputs, row(pick) is the one of a pick; ready() returns when
+// x may be read; store(target(pick), feature, gate or value, up) takes the results.
+template <typename S, typename Row, typename Target, typename Ready, typename Store>
+DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Row row, Target target,
+                Ready ready, Store store) {
   static_assert(STAGES >= 2 && STAGES * S::BYTES <= RING_BYTES, "dynamic shared memory of the launch");
   extern __shared__ __align__(128) u8 ring[];
   __shared__ Block block;
@@ -127,31 +133,30 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   const i64 units = static_cast<i64>(block.tiles.count()) * S::TILES;
   const int first = static_cast<int>(units * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
-  Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, first, end, {block.tiles}};
+  Unit<NUM_EXPERTS, S::TILES> at{block.tiles};
+  if (first < end) at.find(first);
+  Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, end - first, at};
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) stream.next();
   ready();
-  Unit<NUM_EXPERTS, S::TILES> at{block.tiles};
   int slot = 0, expert = -1, skip = 0;
-  for (int unit = first; unit < end; ++unit) {
-    at.find(unit);
+  for (int unit = first; unit < end; ++unit, at.next()) {
     const int window = at.pick_tile * TILE_PICKS / LISTED * LISTED;
     if (at.expert != expert || window != skip) {
       expert = at.expert;
       skip = window;
-      list_picks<S::K>(block, x, picks, expert, skip, row);
+      list_picks(block, picks, expert, skip, row, target);
     }
     const int listed = at.pick_tile * TILE_PICKS - skip, size = min(block.size - listed, TILE_PICKS);
     const auto store_used = [&](int n, int feature, float value, float up) {
       const int f = at.feature_tile * S::TILE_FEATURES + feature;
-      if (n < size && f < S::FEATURES) store(block.pick[listed + n], f, value, up);
+      if (n < size && f < S::FEATURES) store(block.target[listed + n], f, value, up);
     };
-    const Scalar* const* source = block.source + listed;
 #if DTYPE != 0
-    if (size > COLUMNS) run_unit<S, 2>(block, source, stream, slot, store_used);
+    if (size > COLUMNS) run_unit<S, 2>(block, x, block.row + listed, stream, slot, store_used);
     else
 #endif
-      run_unit<S, 1>(block, source, stream, slot, store_used);
+      run_unit<S, 1>(block, x, block.row + listed, stream, slot, store_used);
   }
   copy_async_wait<0>();
 }
@@ -168,9 +173,9 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up
   grid_dependency_launch();
   run<Stage<MODEL_WIDTH, INNER_WIDTH, true>>(
       x, gate_up, gate_up_scale, Picks{expert_ids, num_rows * top_k}, [&](int pick) { return pick / top_k; },
-      [] { grid_dependency_wait(); },
+      [](int pick) { return pick; }, [] { grid_dependency_wait(); },
       [&](int pick, int feature, float gate, float up) {
-        const float silu = gate / (1.0f + expf(-gate));
+        const float silu = __fdividef(gate, 1.0f + expf(-gate));
         hidden[static_cast<i64>(pick) * INNER_WIDTH + feature] = from_float<Scalar>(silu * up);
       });
 }
@@ -186,10 +191,9 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_down(
   grid_dependency_launch();
   run<Stage<INNER_WIDTH, MODEL_WIDTH, false>>(
       hidden, down, down_scale, Picks{expert_ids, num_rows * top_k}, [](int pick) { return pick; },
-      [] { grid_dependency_wait(); },
-      [&](int pick, int feature, float value, float) {
-        const i64 slot = static_cast<i64>(pick / top_k) * slots + first_slot + pick % top_k;
-        parts[slot * MODEL_WIDTH + feature] = value;
+      [&](int pick) { return pick / top_k * slots + first_slot + pick % top_k; }, [] { grid_dependency_wait(); },
+      [&](int target, int feature, float value, float) {
+        parts[static_cast<i64>(target) * MODEL_WIDTH + feature] = value;
       });
 }
 

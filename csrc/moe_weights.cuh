@@ -1,5 +1,5 @@
 // csrc/moe_weights.cuh: one stage of expert weights in shared memory, INT4 or dense, and its product with a few rows.
-//   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs. It is cut among the warps: M_WARPS along the rows, 32 each,
+//   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs, cut among the warps: M_WARPS along the rows, 32 each,
 //   K_WARPS along the inputs, WARP_K each. Weights are the M side of mma.sync and rows of x the N side, so that one row
 //   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
@@ -62,7 +62,7 @@ struct Stage {
   static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");
 
   // Row of the matrix that stands in row r of tile number `tile`; rows past the end repeat the last one.
-  static DEVICE int matrix_row(int tile, int r) {
+  static DEVICE int matrix_row(int tile, u32 r) {
     const int inside = GATED ? r / WARP_ROWS * 16 + r % 16 : r;
     const int feature = tile * TILE_FEATURES + inside;
     const int row = FEATURES % TILE_FEATURES ? min(feature, FEATURES - 1) : feature;
@@ -71,9 +71,9 @@ struct Stage {
 
   // Byte where unit `unit` of row r lies. The exclusive or keeps what a warp reads at once in different banks: one word
   // of eight rows (INT4, tensor cores), two rows of four units (dense, tensor cores), or one unit of eight rows.
-  static DEVICE int place(int r, int unit) {
-    constexpr int SPAN = UNITS < 8 ? UNITS : 8;
-    const int turn = PACKED || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
+  static __host__ DEVICE constexpr u32 place(u32 r, u32 unit) {
+    constexpr u32 SPAN = UNITS < 8 ? UNITS : 8;
+    const u32 turn = PACKED || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
     return (r * UNITS + (unit ^ turn)) * 16;
   }
 };
@@ -93,27 +93,54 @@ DEVICE void copy_few(u8* shared, const u8* global) {
   }
 }
 
-// All threads: starts the copy of slab `slab` of tile `tile` of one expert's matrix. `scales` is unused when dense.
+// What one thread copies of a stage: the same 16-byte unit of every ROW_STEP-th row, and a piece of one row's scales.
 template <typename S>
-DEVICE void copy_stage(u8* stage, const u8* weights, const u8* scales, int tile, int slab) {
-  constexpr int COPIES = S::UNITS * S::TILE_ROWS / THREADS;
-#pragma unroll
-  for (int i = 0; i < COPIES; ++i) {
-    const int n = threadIdx.x + i * THREADS, r = n / S::UNITS, unit = n % S::UNITS;
-    const i64 from = static_cast<i64>(S::matrix_row(tile, r)) * (S::K / UNIT_K) + slab * S::UNITS + unit;
-    copy_async(shared_address(stage + S::place(r, unit)), weights + from * 16);
-  }
-  if constexpr (PACKED) {
-    constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
-#pragma unroll
-    for (int n = threadIdx.x; n < S::TILE_ROWS * PIECES; n += THREADS) {
-      const int r = n / PIECES, piece = n % PIECES;
-      const i64 row = static_cast<i64>(S::matrix_row(tile, r)) * (S::K / GROUP * sizeof(Scale));
-      copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece * PIECE,
-                      scales + row + slab * S::SCALE_BYTES + piece * PIECE);
+struct Copies {
+  static constexpr int COUNT = S::UNITS * S::TILE_ROWS / THREADS, ROW_STEP = THREADS / S::UNITS;
+  static constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
+  static_assert(S::TILE_ROWS * PIECES <= THREADS, "a thread copies one piece of scales at most");
+  // Then a thread's rows lie equally far apart in the matrix and in the stage, whatever its first one.
+  static constexpr bool EVEN = S::FEATURES % S::TILE_FEATURES == 0 && ROW_STEP % 8 == 0;
+  const u8 *weights, *scales;  // first unit and piece of slab 0
+
+  DEVICE void find(const u8* matrix, const u8* matrix_scales, int tile) {
+    weights = matrix + row_bytes(tile, first_row()) + unit() * 16;
+    if constexpr (PACKED) {
+      constexpr i64 ROW = S::K / GROUP * sizeof(Scale);
+      scales = matrix_scales + S::matrix_row(tile, piece_row()) * ROW + piece() * PIECE;
     }
   }
-}
+
+  DEVICE void start(u8* stage, int tile, int slab) const {
+    const u8* from = weights + slab * (S::UNITS * 16);
+    u8* to = stage + S::place(first_row(), unit());
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if constexpr (EVEN) {
+        constexpr int STAGE_STEP = ROW_STEP * S::UNITS * 16;
+        copy_async(shared_address(to + i * STAGE_STEP), from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
+      } else {
+        const u32 r = first_row() + i * ROW_STEP;
+        const i64 rows = row_bytes(tile, r) - row_bytes(tile, first_row());
+        copy_async(shared_address(stage + S::place(r, unit())), from + rows);
+      }
+    }
+    if constexpr (PACKED) {
+      if (threadIdx.x >= S::TILE_ROWS * PIECES) return;
+      u8* scale = stage + S::WEIGHT_BYTES + piece_row() * S::SCALE_STRIDE + piece() * PIECE;
+      copy_few<PIECE>(scale, scales + slab * S::SCALE_BYTES);
+    }
+  }
+
+ private:
+  static DEVICE u32 first_row() { return threadIdx.x / S::UNITS; }
+  static DEVICE u32 unit() { return threadIdx.x % S::UNITS; }
+  static DEVICE u32 piece_row() { return threadIdx.x / PIECES; }
+  static DEVICE u32 piece() { return threadIdx.x % PIECES; }
+  static DEVICE i64 row_bytes(int tile, u32 r) {
+    return static_cast<i64>(S::matrix_row(tile, r)) * (S::K / UNIT_K * 16);
+  }
+};
 
 template <typename S>
 DEVICE const Scale* scale_row(const u8* stage, int row, int k_warp) {
@@ -125,8 +152,12 @@ DEVICE const Scale* scale_row(const u8* stage, int row, int k_warp) {
 
 template <typename S, int TILES_N>
 struct Rows {
-  const float* const* source;
-  DEVICE void find(const float* const* sources) { source = sources; }
+  const float* x;
+  const int* row;
+  DEVICE void find(const float* all, const int* rows) {
+    x = all;
+    row = rows;
+  }
   DEVICE void load(int) {}
 };
 
@@ -135,26 +166,27 @@ DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const R
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int row = m_warp * WARP_ROWS + lane_id();
   const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
+  constexpr int STEP = PACKED ? 8 : UNIT_K;  // inputs at a time: a word, or 16 bytes
 #pragma unroll 1
-  for (int j = 0; j < S::WARP_K; j += UNIT_K) {
-    const uint4 unit = *reinterpret_cast<const uint4*>(stage + S::place(row, (k_warp * S::WARP_K + j) / UNIT_K));
-    const u32 word[4] = {unit.x, unit.y, unit.z, unit.w};
-    float weight[UNIT_K];
-#pragma unroll
-    for (int i = 0; i < UNIT_K; ++i) {
+  for (int j = 0; j < S::WARP_K; j += STEP) {
+    const u8* from = stage + S::place(row, (k_warp * S::WARP_K + j) / UNIT_K);
+    float weight[STEP];
 #if PACKED
-      const int value = static_cast<int>(word[i / 8] >> (4 * (i % 8)) & 15) - 8;
-      weight[i] = static_cast<float>(value) * to_float(scale_row<S>(stage, row, k_warp)[j / GROUP]);
+    const u32 word = *reinterpret_cast<const u32*>(from + j % UNIT_K / STEP * 4);
+    const float scale = to_float(scale_row<S>(stage, row, k_warp)[j / GROUP]);
+#pragma unroll
+    for (int i = 0; i < STEP; ++i) weight[i] = static_cast<float>(static_cast<int>(word >> (4 * i) & 15) - 8) * scale;
 #else
-      weight[i] = __uint_as_float(word[i]);
+    const Vec<float, 4> values = *reinterpret_cast<const Vec<float, 4>*>(from);
+#pragma unroll
+    for (int i = 0; i < STEP; ++i) weight[i] = values[i];
 #endif
-    }
 #pragma unroll
     for (int c = 0; c < TILES_N * COLUMNS; ++c) {
-      const float* x = rows.source[c] + first_k + j;
+      const float* x = rows.x + static_cast<i64>(rows.row[c]) * S::K + first_k + j;
       float sum = 0;  // short sums that are added up round less than one long one
 #pragma unroll
-      for (int i = 0; i < UNIT_K; i += 4) {
+      for (int i = 0; i < STEP; i += 4) {
         const Vec<float, 4> v = load_vec<float, 4>(x + i);
 #pragma unroll
         for (int l = 0; l < 4; ++l) sum = fmaf(weight[i + l], v[l], sum);
@@ -194,11 +226,11 @@ struct Rows {
   const Scalar* source[TILES_N];
   uint4 x[AHEAD ? TILES_N : 1][AHEAD ? S::WARP_GROUPS : 1];
 
-  DEVICE void find(const Scalar* const* sources) {
-    const int k_warp = warp_id() % S::K_WARPS;
+  DEVICE void find(const Scalar* all, const int* rows) {
+    const int first_k = warp_id() % S::K_WARPS * S::WARP_K + lane_id() % 4 * 8;
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n) {
-      source[n] = sources[n * COLUMNS + lane_id() / 4] + k_warp * S::WARP_K + lane_id() % 4 * 8;
+      source[n] = all + static_cast<i64>(rows[n * COLUMNS + lane_id() / 4]) * S::K + first_k;
     }
   }
 
@@ -223,16 +255,23 @@ struct Rows {
 };
 
 #if PACKED
-// Two nibbles of a word, those at bits 4i and 4i + 16, as MAGIC + value.
-DEVICE u32 widen(u32 word, int i) { return (word >> (4 * i) & 0x000f000fu) | MAGIC; }
+// Two nibbles of a word, those at bits 4i and 4i + 16, as MAGIC + value: (word & mask) | MAGIC in one instruction. The
+// compiler makes two of it, because only one of the constants fits into one.
+DEVICE u32 widen(u32 word, int i) {
+  u32 pair;
+  asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(pair) : "r"(word >> (4 * i)), "r"(MAGIC));
+  return pair;
+}
 
 template <typename S, int TILES_N>
 DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const int row = m_warp * WARP_ROWS + g;
+  const u32 words = S::place(row, k_warp * S::WARP_GROUPS) + t * 4;
+  static_assert(S::UNITS % S::WARP_GROUPS == 0 && S::place(8, 0) == 8 * S::UNITS * 16, "see the use of `words`");
   const u32 surplus[4] = {SURPLUS, SURPLUS, SURPLUS, SURPLUS};
-  constexpr int AT_ONCE = TILES_N == 1 ? S::WARP_GROUPS : 1;  // groups whose instructions mix; more does not fit registers
+  constexpr int AT_ONCE = TILES_N == 1 ? S::WARP_GROUPS : 1;  // groups whose instructions mix: as registers allow
   struct alignas(sizeof(Scale) * AT_ONCE) Scales {
     Scale of_group[AT_ONCE];
   } scales[4];
@@ -247,8 +286,9 @@ DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const R
       u32 a[4][4];  // of rows row + 8 i: inputs (0, 4), (1, 5), (2, 6), (3, 7) of the lane's eight
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int unit = k_warp * S::WARP_GROUPS + first + j;
-        const u32 word = *reinterpret_cast<const u32*>(stage + S::place(row + 8 * i, unit) + t * 4);
+        // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
+        const u32 at = (((first + j) * 16) ^ words) + i * (8 * S::UNITS * 16);
+        const u32 word = *reinterpret_cast<const u32*>(stage + at);
 #pragma unroll
         for (int l = 0; l < 4; ++l) a[i][l] = widen(word, l);
       }
