@@ -1,6 +1,6 @@
 // csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights, each distinct expert read once.
 //   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights
-//        [T,k] f32 | gate_up [E,2I,D] and down [E,D,I], gate rows first: INT4 words [.., /8] i32, scales [.., /32]; or as x
+//        [T,k] f32 | gate_up [E,2I,D], gate rows first, and down [E,D,I]: INT4 words i32 and scales, or as x
 //   out  out [T,D] | between the kernels: hidden [T,k,I] as x, parts [T,slots,D] f32, slots = k + shared experts
 //   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; sums in float32
 //   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts of INT4, 6 D I FLOP a pick: bound by bytes
@@ -15,8 +15,6 @@
 // INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM that registers must allow
 #include "moe_weights.cuh"
 
-// -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D | INNER_WIDTH I |
-// NUM_EXPERTS E | STAGES slabs in shared memory, RING_BYTES for them | BLOCKS_PER_SM that registers must allow
 constexpr int PAD = 36;  // floats a column of partial sums: rows g and columns 2t of a warp meet 32 different banks
 static_assert(PAD >= WARP_ROWS, "a column holds the rows of a warp");
 
