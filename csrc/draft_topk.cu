@@ -3,29 +3,33 @@
 //   out  values [S,L,K] f32: log-probabilities, or the logits themselves for a shard | token_ids [S,L,K] i32, -1 where
 //        a shard has fewer | nonfinite [S,L] bool | lse [S,L] f64, for a shard only
 //   math order by logit, exact ties to the smaller id; log p = logit - m - log(sum exp(logit - m)), m the row's largest
-//   how  A thread keeps its part of a chunk in registers. The K-th largest of the threads' own maxima bounds the K-th
-//        largest logit from below, and at most K threads have anything at or above it: a handful of candidates is left,
-//        whatever the data, ranked by counting. The first block of a row merges the blocks' sorted lists.
+//   how  The blocks of a row keep it in registers and exchange the maxima of 2 K groups of threads: the K-th largest of
+//        these bounds the K-th largest logit from below, and few logits reach it (1.4 K of random ones). Each block
+//        sends its own to the first block, which ranks them by counting. A block that finds more than K (sorted rows,
+//        rows of ties) first ranks its own: there the threads' maxima are the bound, which leaves it
+//        K times a thread's logits at most, whatever the data.
 //   bad  a row with NaN or +inf, or with nothing above -inf: log-probabilities NaN, ids 0..K-1, nonfinite set
 //   cost V * sizeof(Scalar) bytes a row; exp at 16 a cycle and multiprocessor is half of that on an H200
 //   ref  kernels/reference.py:draft_topk | test tests/kernels/test_draft_topk.py | archs all
 #include "logits.cuh"
 
 constexpr int MAX_K = 256;
-constexpr int SPREAD = 4;  // lanes that rank one candidate
-static_assert(MAX_K <= THREADS, "a thread's own maximum is one slot");
+constexpr int MAX_GROUPS = 512;  // of a row; at least MAX_K for every cluster size
+constexpr int SPREAD = 4;        // lanes that rank one candidate
+constexpr float LEAST = -3.4028234663852886e38f;
+static_assert(MAX_K <= THREADS && MAX_GROUPS <= THREADS, "a thread holds one of them");
 
-// A slot's key: the value, then the smaller vector index. Two threads never have the same one; 0 is an empty slot.
-constexpr u32 VECTOR_BITS = 13;
+// Bits of an order key that say nothing, because Scalar is narrower than float.
+constexpr int BLANK_BITS = sizeof(Scalar) == 4 ? 0 : DTYPE == 1 ? 16 : 13;
+DEVICE u32 level_of(float x) { return order_key(x) >> BLANK_BITS; }  // 0 is below every logit
+
+// A thread's best vector of a chunk: the value, then the smaller index. No two are equal; 0 is nothing.
+constexpr int VECTOR_BITS = 13;
 static_assert(CHUNK_VECTORS <= 1 << VECTOR_BITS, "the index fits");
-constexpr u32 VECTOR_MASK = (1u << VECTOR_BITS) - 1;
-#if DTYPE == 0
 using Slot = u64;
-DEVICE Slot slot_key(float x, u32 vector) { return u64(order_key(x)) << VECTOR_BITS | (VECTOR_MASK - vector); }
-#else
-using Slot = u32;  // a 16-bit float has 19 bits at most when widened: sign, 8 of exponent, 10 of mantissa
-DEVICE Slot slot_key(float x, u32 vector) { return (order_key(x) & ~VECTOR_MASK) | (VECTOR_MASK - vector); }
-#endif
+DEVICE Slot slot_of(float x, u32 vector) {
+  return u64(level_of(x)) << VECTOR_BITS | ((1u << VECTOR_BITS) - 1 - vector);
+}
 
 struct Params {
   const Scalar* logits;
@@ -34,61 +38,58 @@ struct Params {
   i32 num_ids;                    // columns that are tokens
   i32 first_id;                   // the global id of column 0
   i32 k, cluster;
+  i32 groups_per_warp;            // a power of two
   float* values;                  // [S, L, K]
   i32* token_ids;                 // [S, L, K]
   bool* nonfinite;                // [S, L]
   double* lse;                    // [S, L], or null: a whole vocabulary
 };
 
-constexpr float LEAST = -3.4028234663852886e38f;
-constexpr float NAN_F32 = __builtin_bit_cast(float, 0x7fc00000);
-
 struct Total {  // sum = sum of exp(logit - top); NaN as soon as a NaN or +inf was among them
   float top, sum;
 };
 
 struct Scratch {
-  Slot high[WARPS], low[WARPS];
-  float top[WARPS], sum[WARPS];
+  u64 high[WARPS], low[WARPS];
   u32 num_candidates;
-  u64 totals[MAX_CLUSTER];  // Total of each block, written by that block
+  // Written by the other blocks of the row:
+  u32 levels[MAX_GROUPS];
+  u64 totals[MAX_CLUSTER * WARPS];  // a Total each; of the first block alone, as all that follows
+  u32 counts[MAX_CLUSTER];
+  double lse;
 };
 
 // Dynamic shared memory.
 struct Plan {
-  u64* lists;       // [cluster][k], the sorted list of each block, written by that block; 0 where it ends
+  u64* lists;       // [cluster][k], what each block found; counts says how many
   u64* candidates;  // [k of the chunk before + k * logits of a thread and chunk]
 };
 
-// Adds a thread's vectors to its total and returns its slot.
-DEVICE Slot scan(const Row& row, i32 first, const Logits (&logits)[VECTORS], Total& total) {
-  Slot best = 0;
+// Adds a thread's vectors to its total.
+DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total) {
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    const i32 vector = first + v * THREADS;
-    const float top = max_of(logits[v]);
-    if (vector * PER_VECTOR < row.num_ids) best = max(best, slot_key(top, v * THREADS + threadIdx.x));
     const float old = total.top;
-    total.top = fmaxf(old, top);
+    total.top = fmaxf(old, max_of(logits[v]));
     float sum = total.sum * exp_scaled(old - total.top, LOG2_E);
 #pragma unroll
     for (int i = 0; i < PER_VECTOR; ++i) sum += exp_scaled(logits[v][i] - total.top, LOG2_E);
     total.sum = sum;
   }
-  return best;
 }
 
-// The largest key that k slots at least reach, or a little below it: 1 where fewer slots hold anything.
-DEVICE Slot find_threshold(Slot slot, i32 k, Scratch& scratch) {
-  const Slot high = warp_max_key(slot), low = warp_min_key(slot ? slot : ~Slot(0));
+// The largest key that k threads at least reach, or a little below it; 0 or 1 where fewer hold anything but 0.
+template <typename Key>
+DEVICE Key find_bound(Key key, i32 k, Scratch& scratch) {
+  const Key high = warp_max_key(key), low = warp_min_key(key ? key : ~Key(0));
   if (lane_id() == 0) scratch.high[warp_id()] = high, scratch.low[warp_id()] = low;
-  if (__syncthreads_count(slot != 0) < k) return 1;
-  Slot reached = warp_min_key(scratch.low[lane_id() % WARPS]);     // by all slots
-  Slot missed = warp_max_key(scratch.high[lane_id() % WARPS]) + 1;  // by all
-  const i32 enough = k + min(k / 4, MAX_K - k);  // stop there: the candidates stay few, and the room is for MAX_K
+  if (__syncthreads_count(key != 0) < k) return 1;
+  Key reached = warp_min_key(static_cast<Key>(scratch.low[lane_id() % WARPS]));     // by all that hold anything
+  Key missed = warp_max_key(static_cast<Key>(scratch.high[lane_id() % WARPS])) + 1;  // by all
+  const i32 enough = k + min(k / 8, MAX_K - k);  // it may stop there: few candidates more; the room is for MAX_K
   while (missed - reached > 1) {
-    const Slot middle = reached + (missed - reached) / 2;
-    const i32 count = __syncthreads_count(slot >= middle);
+    const Key middle = reached + (missed - reached) / 2;
+    const i32 count = __syncthreads_count(key >= middle);
     if (count >= k) reached = middle;
     else missed = middle;
     if (count >= k && count <= enough) break;
@@ -96,107 +97,131 @@ DEVICE Slot find_threshold(Slot slot, i32 k, Scratch& scratch) {
   return reached;
 }
 
-DEVICE bool is_candidate(const Row& row, i32 vector, const Logits& logits, int i, u32 local, Slot threshold) {
-  return vector * PER_VECTOR + i < row.num_ids && slot_key(fmaxf(logits[i], -INFINITY_F32), local) >= threshold;
-}
-
-// Appends every logit of the thread that reaches the threshold: only slots that reach it have any.
-DEVICE void collect(const Row& row, i32 first, const Logits (&logits)[VECTORS], Slot threshold, u64* candidates,
-                    u32& num_candidates) {
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const i32 vector = first + v * THREADS;
-    const u32 local = v * THREADS + threadIdx.x;
-    if (vector * PER_VECTOR >= row.num_ids || slot_key(max_of(logits[v]), local) < threshold) continue;
-    u32 count = 0;
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; ++i) count += is_candidate(row, vector, logits[v], i, local, threshold);
-    u32 place = atomicAdd(&num_candidates, count);
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; ++i) {
-      if (!is_candidate(row, vector, logits[v], i, local, threshold)) continue;
-      candidates[place++] = rank_key(fmaxf(logits[v][i], -INFINITY_F32), vector * PER_VECTOR + i);
-    }
-  }
-}
-
-// Sorts the k largest of `count` keys, descending, into the list of this block at block `target`.
-DEVICE void rank_candidates(const u64* keys, i32 count, i32 k, u64* list, int target) {
+// Sorts the k largest of `count` keys, descending; all threads but the last warp's work.
+template <typename Write>
+DEVICE void rank_keys(const u64* keys, i32 count, i32 k, Write write) {
+  constexpr int WORKERS = (THREADS - WARP) / SPREAD;
+  if (warp_id() == WARPS - 1) return;
   const i32 part = threadIdx.x % SPREAD;
-  for (i32 first = 0; first < count; first += THREADS / SPREAD) {
+  for (i32 first = 0; first < count; first += WORKERS) {
     const i32 index = first + threadIdx.x / SPREAD;
     const u64 key = index < count ? keys[index] : 0;
     i32 rank = 0;
 #pragma unroll 8
     for (i32 other = part; other < count; other += SPREAD) rank += keys[other] > key;
     rank = warp_sum<SPREAD>(rank);
-    if (part == 0 && index < count && rank < k) store_remote(list + rank, target, key);
+    if (part == 0 && index < count && rank < k) write(rank, key);
   }
-  for (i32 rank = count + threadIdx.x; rank < k; rank += THREADS) store_remote(list + rank, target, 0);
 }
 
-// A warp's total, where the block finds it.
-DEVICE void publish(Total total, Scratch& scratch) {
-  const float top = value_of(warp_max_key(order_key(total.top)));
-  const float sum = warp_sum(total.sum * exp_scaled(total.top - top, LOG2_E));
-  if (lane_id() == 0) scratch.top[warp_id()] = top, scratch.sum[warp_id()] = sum;
+DEVICE u64 candidate_key(const Logits& logits, i32 vector, int i) {
+  return rank_key(fmaxf(logits[i], -INFINITY_F32), vector * PER_VECTOR + i);
 }
 
-// The block's total in the shared memory of the row's first block.
-DEVICE void send_total(Scratch& scratch, int block) {
-  if (warp_id() != WARPS - 1) return;
-  const bool holds = lane_id() < WARPS;
-  const Total mine = {holds ? scratch.top[lane_id()] : LEAST, holds ? scratch.sum[lane_id()] : 0.0f};
-  const float top = value_of(warp_max_key(order_key(mine.top)));
-  const float sum = warp_sum(mine.sum * exp_scaled(mine.top - top, LOG2_E));
-  const u64 packed = u64(__float_as_uint(top)) << 32 | __float_as_uint(sum);
-  if (lane_id() == 0) store_remote(&scratch.totals[block], 0, packed);
+// Sends every logit of the thread at or above the level to the first block, as long as there is room.
+DEVICE void send_candidates(const Row& row, i32 first, const Logits (&logits)[VECTORS], u32 level, u64* list, i32 k,
+                            u32& count) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const i32 vector = first + v * THREADS;
+    if (level_of(max_of(logits[v])) < level) continue;
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {
+      const u64 key = candidate_key(logits[v], vector, i);
+      if (vector * PER_VECTOR + i >= row.num_ids || key >> (32 + BLANK_BITS) < level) continue;
+      const u32 place = atomicAdd(&count, 1);
+      if (place < k) store_remote(list + place, 0, key);
+    }
+  }
 }
 
-// Log-sum-exp of the row, NaN for a bad one; -inf where there is nothing above -inf.
-DEVICE double row_lse(const Scratch& scratch, i32 cluster) {
+// Appends every logit of the thread that reaches the bound: only threads whose slot reaches it have any.
+DEVICE void collect(const Row& row, i32 first, const Logits (&logits)[VECTORS], Slot bound, u64* candidates,
+                    u32& count) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const i32 vector = first + v * THREADS;
+    const u32 local = v * THREADS + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {
+      const bool inside = vector * PER_VECTOR + i < row.num_ids;
+      if (!inside || slot_of(fmaxf(logits[v][i], -INFINITY_F32), local) < bound) continue;
+      candidates[atomicAdd(&count, 1)] = candidate_key(logits[v], vector, i);
+    }
+  }
+}
+
+// Makes the compiler forget what it worked out from these: it would rather keep 40 floats than widen 20 words again.
+DEVICE void forget(Logits (&logits)[VECTORS]) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    uint4& bits = reinterpret_cast<uint4&>(logits[v].data);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+  }
+}
+
+// The block's k best, however many logits reach the row's bound, chunk after chunk; sends them to the first block.
+DEVICE void send_ranked(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan,
+                        Scratch& scratch) {
+  __syncthreads();  // all have read the number of candidates, which is counted anew
+  i32 kept = 0;     // keys of the chunks before, at the front of the candidates
+  for (i32 chunk = block; chunk < num_chunks; chunk += p.cluster) {
+    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
+    Logits logits[VECTORS];
+    load_chunk(row, first, logits);
+    Slot slot = 0;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      const bool inside = (first + v * THREADS) * PER_VECTOR < row.num_ids;
+      if (inside) slot = max(slot, slot_of(max_of(logits[v]), v * THREADS + threadIdx.x));
+    }
+    if (threadIdx.x == 0) scratch.num_candidates = kept;
+    const Slot bound = find_bound(slot, p.k, scratch);
+    forget(logits);
+    collect(row, first, logits, bound, plan.candidates, scratch.num_candidates);
+    __syncthreads();
+    const i32 count = scratch.num_candidates;
+    kept = min(count, p.k);
+    u64* own = plan.lists + block * p.k;  // no other block writes this place here
+    const int target = chunk + p.cluster < num_chunks ? block : 0;
+    rank_keys(plan.candidates, count, p.k, [&](i32 rank, u64 key) { store_remote(own + rank, target, key); });
+    __syncthreads();
+    if (target == block && chunk + p.cluster < num_chunks) {
+      for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = own[i];
+    }
+  }
+}
+
+// Log-sum-exp of the row by one warp: NaN for a bad row, -inf where there is nothing above -inf.
+DEVICE double row_lse(const u64* totals, i32 count) {
   float top = LEAST;
+  for (i32 i = lane_id(); i < count; i += WARP) top = fmaxf(top, __uint_as_float(totals[i] >> 32));
+  top = value_of(warp_max_key(order_key(top)));
   double sum = 0;
-  for (i32 b = 0; b < cluster; ++b) top = fmaxf(top, __uint_as_float(scratch.totals[b] >> 32));
-  for (i32 b = 0; b < cluster; ++b) {
-    const Total part = {__uint_as_float(scratch.totals[b] >> 32), __uint_as_float(scratch.totals[b])};
-    sum += double(part.sum) * exp_scaled(part.top - top, LOG2_E);
+  for (i32 i = lane_id(); i < count; i += WARP) {
+    const Total part = {__uint_as_float(totals[i] >> 32), __uint_as_float(totals[i])};
+    sum += part.sum * exp_scaled(part.top - top, LOG2_E);
   }
-  return top + log(sum);
+  return top + log(warp_sum(sum));
 }
 
-// How many of a descending list are larger than the key.
-DEVICE i32 count_larger(const u64* list, i32 k, u64 key) {
-  i32 low = 0, high = k;
-  while (low < high) {
-    const i32 middle = (low + high) / 2;
-    if (list[middle] > key) low = middle + 1;
-    else high = middle;
+// Writes the k best of the row, from what the blocks sent.
+DEVICE void write_row(const Plan& plan, const Scratch& scratch, const Params& p, i64 row) {
+  i32 count = 0;
+  for (i32 b = 0; b < p.cluster; ++b) {
+    for (i32 i = threadIdx.x; i < scratch.counts[b]; i += THREADS) plan.candidates[count + i] = plan.lists[b * p.k + i];
+    count += scratch.counts[b];
   }
-  return low;
-}
-
-// Writes the k best of the row from the blocks' lists.
-DEVICE void write_row(const u64* lists, const Scratch& scratch, const Params& p, i64 row) {
-  __shared__ double shared_lse;
-  if (threadIdx.x == 0) shared_lse = row_lse(scratch, p.cluster);
   float* values = p.values + row * p.k;
   i32* token_ids = p.token_ids + row * p.k;
   __syncthreads();
-  const double lse = shared_lse;
+  const double lse = scratch.lse;
   const bool shard = p.lse != nullptr, bad = isnan(lse) || (!shard && isinf(lse));
-  for (i32 index = threadIdx.x; index < p.cluster * p.k; index += THREADS) {
-    const i32 list = index / p.k;
-    const u64 key = lists[index];
-    i32 rank = index - list * p.k;
-    for (i32 other = 0; other < p.cluster; ++other) {
-      if (other != list) rank += count_larger(lists + other * p.k, p.k, key);
-    }
-    if (key == 0 || rank >= p.k) continue;
+  rank_keys(plan.candidates, count, p.k, [&](i32 rank, u64 key) {
     const float value = value_of(key);
     values[rank] = shard ? value : bad ? NAN_F32 : static_cast<float>(value - lse);
     token_ids[rank] = bad && !shard ? rank : p.first_id + static_cast<i32>(id_of(key));
-  }
+  });
   for (i32 rank = p.num_ids + threadIdx.x; rank < p.k; rank += THREADS) {
     values[rank] = -INFINITY_F32;
     token_ids[rank] = -1;
@@ -207,47 +232,80 @@ DEVICE void write_row(const u64* lists, const Scratch& scratch, const Params& p,
   }
 }
 
+// Tells all blocks the maxima of this warp's groups, and the first one the warp's total.
+DEVICE void exchange(const Params& p, i32 block, const Total& total, float top, bool holds, Scratch& scratch) {
+  const u32 mine = holds ? level_of(top) : 0u;
+  const int width = WARP / p.groups_per_warp;
+  u32 level = mine;
+  for (int offset = 1; offset < width; offset *= 2) level = max(level, __shfl_xor_sync(FULL_MASK, level, offset));
+  const int group = lane_id() / p.cluster, target = lane_id() % p.cluster;
+  level = __shfl_sync(FULL_MASK, level, group * width % WARP);
+  const float warp_top = value_of(warp_max_key(order_key(total.top)));
+  const float warp_total = warp_sum(total.sum * exp_scaled(total.top - warp_top, LOG2_E));
+  const int warp = block * WARPS + warp_id();
+  if (group < p.groups_per_warp) {
+    store_remote_u32(&scratch.levels[warp * p.groups_per_warp + group], target, level);
+  }
+  if (lane_id() == 0) {
+    store_remote(&scratch.totals[warp], 0, u64(__float_as_uint(warp_top)) << 32 | __float_as_uint(warp_total));
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
-           i32 k, i32 cluster, float* values, i32* token_ids, bool* nonfinite, double* lse) {
+           i32 k, i32 cluster, i32 groups_per_warp, float* values, i32* token_ids, bool* nonfinite, double* lse) {
   extern __shared__ u64 memory[];
   __shared__ Scratch scratch;
-  const Params p = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id,
-                    k,      cluster,       values,     token_ids,       nonfinite, lse};
+  const Params p = {logits, stream_stride,   row_stride, rows_per_stream, num_ids,   first_id, k,
+                    cluster, groups_per_warp, values,     token_ids,       nonfinite, lse};
   const Plan plan = {memory, memory + cluster * k};
   const i32 block = blockIdx.x % cluster, num_chunks = max(cdiv(num_ids, CHUNK), 1);
   const i64 index = blockIdx.x / cluster, stream = index / rows_per_stream;
   const Row row = row_of(logits, stream * stream_stride + (index - stream * rows_per_stream) * row_stride, num_ids, 0);
   cluster_arrive();  // waited for before the first write into another block: until then it may not have begun
+  if (threadIdx.x == 0) scratch.num_candidates = 0;
   grid_dependency_wait();
+  Logits held[VECTORS];  // the block's first chunk
+  load_chunk(row, block * CHUNK_VECTORS + threadIdx.x, held);
+  grid_dependency_launch();
   Total total = {LEAST, 0.0f};
-  i32 kept = 0;  // keys of the chunks before, at the front of the candidates
-  for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
-    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    Logits values_here[VECTORS];
+  add_exps(held, total);
+  float top = -INFINITY_F32;
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) values_here[v] = load_logits(row, first + v * THREADS);
-    grid_dependency_launch();
-    if (threadIdx.x == 0) scratch.num_candidates = kept;
-    const Slot threshold = find_threshold(scan(row, first, values_here, total), k, scratch);
-    publish(total, scratch);
-    collect(row, first, values_here, threshold, plan.candidates, scratch.num_candidates);
-    __syncthreads();
-    const i32 count = scratch.num_candidates;
-    if (chunk + cluster < num_chunks) {
-      u64* sorted = plan.lists + block * k;  // this block's place here is its own
-      rank_candidates(plan.candidates, count, k, sorted, block);
-      __syncthreads();
-      kept = min(count, k);
-      for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = sorted[i];
-    } else {
-      cluster_wait();
-      send_total(scratch, block);
-      rank_candidates(plan.candidates, count, k, plan.lists + block * k, 0);
-    }
+  for (int v = 0; v < VECTORS; ++v) top = fmaxf(top, max_of(held[v]));
+  for (i32 chunk = block + cluster; chunk < num_chunks; chunk += cluster) {
+    Logits more[VECTORS];
+    load_chunk(row, chunk * CHUNK_VECTORS + threadIdx.x, more);
+    add_exps(more, total);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) top = fmaxf(top, max_of(more[v]));
+  }
+  forget(held);
+  cluster_wait();
+  const bool holds = (block * CHUNK_VECTORS + static_cast<i32>(threadIdx.x)) * PER_VECTOR < num_ids;
+  exchange(p, block, total, top, holds, scratch);
+  cluster_arrive();
+  cluster_wait();
+  const i32 num_groups = cluster * WARPS * groups_per_warp;
+  const u32 level = find_bound(threadIdx.x < num_groups ? scratch.levels[threadIdx.x] : 0u, k, scratch);
+  send_candidates(row, block * CHUNK_VECTORS + threadIdx.x, held, level, plan.lists + block * k, k,
+                  scratch.num_candidates);
+  for (i32 chunk = block + cluster; chunk < num_chunks; chunk += cluster) {
+    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
+    Logits more[VECTORS];
+    load_chunk(row, first, more);
+    send_candidates(row, first, more, level, plan.lists + block * k, k, scratch.num_candidates);
+  }
+  __syncthreads();
+  const i32 count = scratch.num_candidates;
+  if (count > k) send_ranked(row, p, block, num_chunks, plan, scratch);
+  if (threadIdx.x == 0) store_remote_u32(&scratch.counts[block], 0, min(count, k));
+  if (block == 0 && warp_id() == WARPS - 1) {
+    const double row_total = row_lse(scratch.totals, cluster * WARPS);
+    if (lane_id() == 0) scratch.lse = row_total;
   }
   cluster_arrive();
   if (block != 0) return;
   cluster_wait();
-  write_row(plan.lists, scratch, p, index);
+  write_row(plan, scratch, p, index);
 }

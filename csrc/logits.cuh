@@ -9,7 +9,7 @@
 #include "common.cuh"
 
 #ifndef CHUNK_BYTES
-#error "BLOCK_THREADS and CHUNK_BYTES: threads of a block, and bytes that it reads of a row at once"
+#error "BLOCK_THREADS, CHUNK_BYTES: threads of a block, and bytes that it reads of a row at once"
 #endif
 
 constexpr int THREADS = BLOCK_THREADS;
@@ -19,6 +19,7 @@ constexpr int VECTORS = CHUNK_BYTES / (16 * THREADS);      // reads of a thread 
 constexpr int CHUNK_VECTORS = VECTORS * THREADS;
 constexpr int CHUNK = CHUNK_VECTORS * PER_VECTOR;          // logits
 constexpr int MAX_CLUSTER = 8;
+constexpr float NAN_F32 = __builtin_bit_cast(float, 0x7fc00000);
 static_assert(VECTORS * 16 * THREADS == CHUNK_BYTES && THREADS % WARP == 0, "a chunk is whole reads of every thread");
 
 // ---- keys --------------------------------------------------------------------------------------------------------
@@ -60,20 +61,25 @@ struct Logits {
   DEVICE float operator[](int i) const { return to_float(data[i]); }
 };
 
-// Vector `index` of the row; what lies outside the row reads as -inf.
-DEVICE Logits load_logits(const Row& row, i32 index) {
-  const i32 start = index * PER_VECTOR - row.shift;
-  Logits out;
-  if (row.aligned && start >= 0 && start + PER_VECTOR <= row.num_ids) {
-    reinterpret_cast<uint4&>(out.data) = load_streaming(row.logits + start);
-    return out;
+// A thread's vectors first, first + THREADS, ... of the row; what lies outside the row reads as -inf.
+DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
+  const i32 start = first * PER_VECTOR - row.shift, end = start + (CHUNK - THREADS * PER_VECTOR) + PER_VECTOR;
+  if (row.aligned && start >= 0 && end <= row.num_ids) {
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      reinterpret_cast<uint4&>(logits[v].data) = load_streaming(row.logits + start + v * THREADS * PER_VECTOR);
+    }
+    return;
   }
 #pragma unroll
-  for (int i = 0; i < PER_VECTOR; ++i) {
-    const bool inside = start + i >= 0 && start + i < row.num_ids;
-    out.data[i] = inside ? row.logits[start + i] : from_float<Scalar>(-INFINITY_F32);
+  for (int v = 0; v < VECTORS; ++v) {
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {
+      const i32 id = start + v * THREADS * PER_VECTOR + i;
+      const bool inside = id >= 0 && id < row.num_ids;
+      logits[v].data[i] = inside ? row.logits[id] : from_float<Scalar>(-INFINITY_F32);
+    }
   }
-  return out;
 }
 
 // The largest of a vector, NaN counted as -inf.
@@ -118,6 +124,15 @@ DEVICE void cluster_wait() {
 }
 
 // Writes into the shared memory of block `block` of the cluster, at the place that `p` has in this block's.
+DEVICE void store_remote_u32(u32* p, int block, u32 value) {
+#if __CUDA_ARCH__ >= 900
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(block));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#else
+  *p = value;
+#endif
+}
 DEVICE void store_remote(u64* p, int block, u64 value) {
 #if __CUDA_ARCH__ >= 900
   u32 address;

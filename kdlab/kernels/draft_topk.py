@@ -17,13 +17,20 @@ __all__ = ["TopK", "TopKShard", "draft_topk", "draft_topk_cost", "draft_topk_sha
 
 MAX_K, MAX_CLUSTER = 256, 8  # as in the .cu
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_THREADS, _CHUNK_BYTES = 512, 40960
+_THREADS, _CHUNK_BYTES, _WARP = 512, 40960, 32
 _NO_TOKEN = 2**31 - 1
 
 
 def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
     """Lists of all blocks, and candidates: k of the chunk before, k times what a thread holds of a chunk."""
     return 8 * k * (cluster + 1 + _CHUNK_BYTES // (item_bytes * _THREADS))
+
+
+def _groups_per_warp(k: int, cluster: int) -> int:
+    """Return the power of two that cuts a row's threads into 2 K groups or a few more: 512 at most, K at least."""
+    most = 1 << (_WARP // cluster).bit_length() - 1
+    wanted = -(-2 * k // (cluster * _THREADS // _WARP))
+    return min(1 << (wanted - 1).bit_length(), most)
 
 
 def _build(dtype: torch.dtype) -> jit.Build:
@@ -156,7 +163,7 @@ def _draft_topk(
         return values, token_ids, nonfinite, lse
     cluster = cluster_size(num_ids, logits.element_size(), logits.device)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
-    sizes = (logits.shape[1], num_ids, first_id, k, cluster)
+    sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
     jit.kernel(_build(logits.dtype), "draft_topk", logits.device).launch(
         num_rows * cluster, _THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
         shared_bytes=_shared_bytes(k, cluster, logits.element_size()),

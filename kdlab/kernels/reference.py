@@ -27,6 +27,9 @@ __all__ = [
     "verify_attention",
 ]
 
+TOP_P_REACHED = 1 - 2.0**-32
+"""Share of top_p that counts as reached, so that masses equal but for the order of their sum keep the same tokens."""
+
 
 class TopK(NamedTuple):
     """The best K draft candidates of every draft position."""
@@ -224,7 +227,7 @@ def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
     if top_p >= 1.0:
         return scaled
     ranked, token_ids = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    dropped = ranked.cumsum(dim=-1) - ranked >= top_p
+    dropped = ranked.cumsum(dim=-1) - ranked >= top_p * TOP_P_REACHED
     return scaled.masked_fill(torch.zeros_like(dropped).scatter(-1, token_ids, dropped), -torch.inf)
 
 

@@ -22,16 +22,29 @@ def random_logits(*shape, seed=0, std=4.0, dtype=torch.bfloat16, device="cuda"):
 
 
 def assert_same_topk(got, logits, what=""):
-    """Ids and flags are the reference's; log-probabilities are as near to float64 as float32 log_softmax."""
+    """Ids and flags are the reference's; log-probabilities are as near to float64 as torch's topk and logsumexp."""
     k = got.token_ids.shape[-1]
     expected = reference.draft_topk(logits, k)
     assert torch.equal(got.nonfinite, expected.nonfinite), what
     assert torch.equal(got.token_ids, expected.token_ids), what
-    exact = logits.double().log_softmax(-1).gather(-1, got.token_ids.long())
-    plain = logits.float().log_softmax(-1).gather(-1, got.token_ids.long())
+    ids, wide = got.token_ids.long(), logits.float()
+    exact = logits.double().log_softmax(-1).gather(-1, ids)
+    plain = wide.gather(-1, ids) - wide.logsumexp(-1, keepdim=True)
     bad = expected.nonfinite[..., None]
     exact, plain = (torch.where(bad, torch.nan, t) for t in (exact, plain))
     assert_within_budget(got.log_probs, exact, plain, what)
+
+
+def check_all_k(logits, what):
+    """The largest K within budget; smaller ones are its beginning, bit for bit."""
+    sizes = [k for k in KS if k <= logits.shape[-1]] + [min(logits.shape[-1], max(KS))]
+    largest = draft_topk(logits, max(sizes))
+    assert_same_topk(largest, logits, what)
+    for k in sizes:
+        top = draft_topk(logits, k)
+        bits = top.log_probs.view(torch.int32), largest.log_probs[..., :k].contiguous().view(torch.int32)
+        assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
+        assert torch.equal(*bits), f"{what} K {k}"
 
 
 def hostile_rows(vocab, dtype, device):
@@ -56,20 +69,14 @@ def hostile_rows(vocab, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_every_size_and_k_equals_the_reference(vocab, dtype):
-    logits = random_logits(2, 3, vocab, dtype=dtype)
-    for k in KS:
-        if k <= vocab:
-            assert_same_topk(draft_topk(logits, k), logits, f"V {vocab} K {k}")
+    check_all_k(random_logits(2, 3, vocab, dtype=dtype), f"V {vocab}")
 
 
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [31, 1000, 20_481, 163_840, 200_000])
 def test_hostile_rows_equal_the_reference(vocab, dtype):
-    logits = hostile_rows(vocab, dtype, "cuda")
-    for k in (1, 16, 64, 256):
-        if k <= vocab:
-            assert_same_topk(draft_topk(logits, k), logits, f"V {vocab} K {k}")
+    check_all_k(hostile_rows(vocab, dtype, "cuda"), f"V {vocab}")
 
 
 @gpu

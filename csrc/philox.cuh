@@ -1,0 +1,45 @@
+// csrc/philox.cuh: Philox4x32-10 and standard Gumbel noise, word for word kernels/philox.py.
+//   Noise is a function of (seed, stream, position, global token id): the same on every rank and in every batch.
+//   Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+//   test through csrc/target_sample.cu
+#pragma once
+
+#include "common.cuh"
+
+struct NoiseKey {
+  u32 seed_low, seed_high, position, stream;
+};
+
+// The four random words of tokens 4 * block .. 4 * block + 3.
+DEVICE uint4 philox(const NoiseKey& key, u32 block) {
+  u32 c0 = block, c1 = key.position, c2 = key.stream, c3 = 0, k0 = key.seed_low, k1 = key.seed_high;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const u64 p0 = u64(c0) * 0xD2511F53u, p1 = u64(c2) * 0xCD9E8D57u;
+    c0 = static_cast<u32>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<u32>(p1);
+    c2 = static_cast<u32>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<u32>(p0);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return {c0, c1, c2, c3};
+}
+
+// -log(-log(u)), u = (word + 1/2) / 2^32: between -3.14 and 22.88.
+DEVICE double gumbel_exact(u32 word) { return -log(-log((word + 0.5) * 0x1p-32)); }
+
+// The same to GUMBEL_ERROR: -log(u) from the distance to 1 where u is near it, else from the hardware's log2, whose
+// error is 2^-22 (absolute within 0.5..2, else relative: PTX ISA, lg2.approx).
+constexpr float GUMBEL_ERROR = 2e-5f;
+
+DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DEVICE float gumbel_fast(u32 word) {
+  const float uniform = fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f);
+  const float rest = fmaf(static_cast<float>(~word), 0x1p-32f, 0x1p-33f);  // 1 - uniform
+  const float series = rest * fmaf(rest, fmaf(rest, fmaf(rest, fmaf(rest, 0.2f, 0.25f), 1.0f / 3.0f), 0.5f), 1.0f);
+  const float exponential = rest < 0.0625f ? series : -LN_2 * log2_fast(uniform);
+  return -LN_2 * log2_fast(exponential);
+}

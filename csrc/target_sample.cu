@@ -1,0 +1,451 @@
+// csrc/target_sample.cu: the target's token at every row: argmax, or argmax(logit / T + Gumbel noise) in the top-p set.
+//   in   logits [S,N,V] float | bf16 | half, rows anywhere, V values one after the other | stream [S] i64
+//        position [S,N] i64 | T, top_p f64 | seed u64 | first_id: the global id of column 0
+//   out  tokens [S,N] i32, -1 for a row with NaN or +inf, or with nothing above -inf; or, for a vocabulary shard,
+//        F candidates a row: scores f64, token_ids i32, values f32 (the logits), top f32 (NaN for a bad row)
+//   math top-p set: the fewest tokens, from the most probable down (ties: smaller id), whose probabilities reach top_p
+//   how  Scores are screened in float32 with a proven error, and those that may be the largest are settled in float64.
+//        Top-p needs no sort: the winner c among all tokens is the answer if the mass above c is below top_p. If not,
+//        c and all below it are outside; the winner among the tokens above c is next. It ends after 1 + log(1 / top_p)
+//        or so. A shard cannot know the others' mass: it lists all its winners (64 are enough but for 1 row in 10^20),
+//        the merge keeps those that are winners of the whole, and top_p_mass adds up the mass above each.
+//   cost V * sizeof(Scalar) bytes a row; noise costs 10 integer multiplications and 2 logarithms a token
+//   ref  kernels/reference.py:target_sample | test tests/kernels/test_target_sample.py | archs all
+#include "logits.cuh"
+#include "philox.cuh"
+
+constexpr int MAX_CANDIDATES = 64;
+constexpr float RELEVANT = 27.0f;  // (logit - top) / T below this cannot win: noise spans 22.88 + 3.14
+// Twice the error of a score of a relevant token: noise, and three roundings of a product.
+constexpr float MARGIN = 2 * (GUMBEL_ERROR + 4 * 0x1p-24f * RELEVANT);
+constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
+constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
+
+struct Rows {                     // which row this block works on
+  const Scalar* logits;
+  i64 stream_stride, row_stride;  // in values
+  i32 rows_per_stream;            // N
+  i32 num_ids, first_id, cluster;
+  DEVICE i64 index() const { return blockIdx.x / cluster; }
+  DEVICE i32 block() const { return blockIdx.x % cluster; }
+  DEVICE i64 stream() const { return index() / rows_per_stream; }
+  // Shifted so that the four tokens of one Philox block never stand in two vectors.
+  DEVICE Row row() const {
+    const i64 offset = stream() * stream_stride + (index() - stream() * rows_per_stream) * row_stride;
+    return row_of(logits, offset, num_ids, first_id % 4);
+  }
+  DEVICE i32 num_chunks() const { return max(cdiv(num_ids + first_id % 4, CHUNK), 1); }
+};
+
+DEVICE float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+DEVICE float max_or_nan(const Logits& logits) {
+  float top = logits[0];
+#pragma unroll
+  for (int i = 1; i < PER_VECTOR; ++i) top = max_or_nan(top, logits[i]);
+  return top;
+}
+
+// Largest key of the block for every thread; `scratch` is free again after the next barrier.
+DEVICE u32 block_max_key(u32 key, u32* scratch) {
+  key = warp_max_key(key);
+  if (lane_id() == 0) scratch[warp_id()] = key;
+  __syncthreads();
+  return warp_max_key(scratch[lane_id() % WARPS]);
+}
+
+// ---- greedy ------------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
+              i32 cluster, i32* token_ids, double* scores) {
+  __shared__ u64 warp_best[WARPS], block_best[MAX_CLUSTER];
+  const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
+  const Row row = rows.row();
+  cluster_arrive();  // waited for before the first write into another block: until then it may not have begun
+  grid_dependency_wait();
+  float best = -INFINITY_F32;
+  i32 best_vector = 0;
+  Logits winner = {};
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += cluster) {
+    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
+    Logits values[VECTORS];
+    load_chunk(row, first, values);
+    grid_dependency_launch();
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      const float top = max_or_nan(values[v]);
+      if (top <= best) continue;  // vectors come in the order of their ids
+      best = max_or_nan(best, top);
+      best_vector = first + v * THREADS, winner = values[v];
+    }
+  }
+  const i32 start = best_vector * PER_VECTOR - row.shift;
+  u64 rank = 0;
+#pragma unroll
+  for (int i = PER_VECTOR - 1; i >= 0; --i) {
+    if (winner[i] == best) rank = rank_key(best, start + i);
+  }
+  if (best == -INFINITY_F32) rank = 0;
+  if (!(best < INFINITY_F32)) rank = ~u64(0);  // NaN or +inf
+  rank = warp_max_key(rank);
+  if (lane_id() == 0) warp_best[warp_id()] = rank;
+  __syncthreads();
+  cluster_wait();
+  if (warp_id() == 0) {
+    rank = warp_max_key(warp_best[lane_id() % WARPS]);
+    if (lane_id() == 0) store_remote(&block_best[rows.block()], 0, rank);
+  }
+  cluster_arrive();
+  if (rows.block() != 0) return;
+  cluster_wait();
+  if (threadIdx.x != 0) return;
+  for (i32 b = 0; b < cluster; ++b) rank = b == 0 ? block_best[0] : max(rank, block_best[b]);
+  const bool bad = rank == ~u64(0), none = rank == 0;
+  token_ids[rows.index()] = bad || none ? -1 : first_id + static_cast<i32>(id_of(rank));
+  if (scores != nullptr) scores[rows.index()] = bad ? NAN_F32 : none ? -INFINITY_F32 : value_of(rank);
+}
+
+// ---- noise -------------------------------------------------------------------------------------------------------
+
+struct Draw {
+  NoiseKey key;
+  double temperature, top_p;
+  float log2_scale, scale;  // log2(e) / T and 1 / T
+};
+
+struct Threshold {  // only tokens above this one are in play; at first all above -inf
+  float value;
+  i32 id;  // a column
+  DEVICE bool is_below(float x, i32 column) const { return x > value || (x == value && column < id); }
+};
+
+DEVICE double value_of_score(u64 key) {
+  return __longlong_as_double(static_cast<i64>(key ^ (key >> 63 ? u64(1) << 63 : ~u64(0))));
+}
+
+struct Winner {
+  u64 score;  // order_key of the float64 score, 0: none
+  i32 id;     // a column
+  float value;
+  DEVICE bool loses_to(const Winner& other) const {
+    return other.score > score || (other.score == score && other.id < id);
+  }
+};
+
+struct Message {  // what one block tells all others after a pass
+  u64 score, id_and_value, mass, top;
+};
+
+struct Scratch {
+  u32 warp_keys[2][WARPS];
+  double warp_sums[2][WARPS];
+  Winner winners[WARPS];
+  Message inbox[2][MAX_CLUSTER];  // by the parity of the pass: a fast block may be one ahead of a slow one
+};
+
+DEVICE u32 word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+struct Screen {  // a thread's best score of a chunk, its vector, and the best of its other vectors
+  float best = -INFINITY_F32, second = -INFINITY_F32, mass = 0.0f;
+  int vector = 0;
+};
+
+// Scores of everything in play, relative to the largest logit of the chunk.
+DEVICE Screen screen(const Row& row, const Rows& rows, const Draw& draw, i32 first, const Logits (&values)[VECTORS],
+                     float top, const Threshold& threshold, bool with_mass) {
+  Screen out;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    if (max_of(values[v]) < threshold.value) continue;
+    const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
+    float best = -INFINITY_F32;
+#pragma unroll
+    for (int quad = 0; quad < PER_VECTOR / 4; ++quad) {
+      const uint4 words = philox(draw.key, static_cast<u32>(rows.first_id + start) / 4 + quad);
+#pragma unroll
+      for (int i = 4 * quad; i < 4 * quad + 4; ++i) {
+        const float gap = values[v][i] - top;
+        const bool in_play = threshold.is_below(values[v][i], start + i);
+        if (with_mass) out.mass += in_play ? exp_scaled(gap, draw.log2_scale) : 0.0f;
+        best = in_play ? fmaxf(best, fmaf(gap, draw.scale, gumbel_fast(word_of(words, i % 4)))) : best;
+      }
+    }
+    out.second = fmaxf(out.second, fminf(best, out.best));
+    if (best > out.best) out.best = best, out.vector = v;
+  }
+  return out;
+}
+
+// The exact winner among the tokens of a chunk whose screened score may be the largest; a warp works for each of its
+// threads that has one.
+DEVICE Winner settle(const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block, const Screen& screened,
+                     float limit, const Threshold& threshold) {
+  Winner best = {0, 0, 0.0f};
+  u32 threads = __ballot_sync(FULL_MASK, screened.best >= limit && screened.best > -INFINITY_F32);
+  const u32 whole = __ballot_sync(FULL_MASK, screened.second >= limit);
+  for (; threads != 0; threads &= threads - 1) {
+    const int lane = __ffs(threads) - 1;
+    const bool all = whole >> lane & 1;
+    const int vector = __shfl_sync(FULL_MASK, screened.vector, lane);
+    for (int i = lane_id(); i < (all ? VECTORS : 1) * PER_VECTOR; i += WARP) {
+      const i32 index = first_of_block + (all ? i / PER_VECTOR : vector) * THREADS + warp_id() * WARP + lane;
+      const i32 id = index * PER_VECTOR - row.shift + i % PER_VECTOR;
+      if (id < 0 || id >= row.num_ids) continue;
+      const float value = to_float(row.logits[id]);
+      if (!threshold.is_below(value, id)) continue;
+      const u32 token = static_cast<u32>(rows.first_id + id);
+      const double noise = gumbel_exact(word_of(philox(draw.key, token / 4), token % 4));
+      const Winner mine = {order_key(value / draw.temperature + noise), id, value};
+      if (best.loses_to(mine)) best = mine;
+    }
+  }
+  return best;
+}
+
+DEVICE Winner warp_winner(Winner mine) {
+  const u64 score = warp_max_key(mine.score);
+  const u32 id = warp_min_key(mine.score == score ? static_cast<u32>(mine.id) : ~0u);
+  const u32 holder = __ballot_sync(FULL_MASK, mine.score == score && static_cast<u32>(mine.id) == id);
+  return {score, static_cast<i32>(id), __shfl_sync(FULL_MASK, mine.value, __ffs(holder) - 1)};
+}
+
+// What all blocks found: the winner of everything in play, the largest logit, and the mass in play relative to it.
+struct Found {
+  Winner winner;
+  float top;
+  double mass;
+};
+
+DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, const Found& mine, i32 pass) {
+  const int parity = pass % 2;
+  const u64 words[4] = {mine.winner.score,
+                        u64(static_cast<u32>(mine.winner.id)) << 32 | __float_as_uint(mine.winner.value),
+                        static_cast<u64>(__double_as_longlong(mine.mass)), __float_as_uint(mine.top)};
+  u64* place = reinterpret_cast<u64*>(&scratch.inbox[parity][rows.block()]);
+  if (pass == 0) cluster_wait();  // the other blocks have begun
+  if (threadIdx.x < 4 * rows.cluster) store_remote(place + threadIdx.x % 4, threadIdx.x / 4, words[threadIdx.x % 4]);
+  cluster_arrive();
+  cluster_wait();
+  Found all = {{0, 0, 0.0f}, -INFINITY_F32, 0.0};
+  for (i32 b = 0; b < rows.cluster; ++b) {
+    const Message& m = scratch.inbox[parity][b];
+    const Winner winner = {m.score, static_cast<i32>(m.id_and_value >> 32), __uint_as_float(m.id_and_value)};
+    if (all.winner.loses_to(winner)) all.winner = winner;
+    all.top = max_or_nan(all.top, __uint_as_float(m.top));
+  }
+  for (i32 b = 0; b < rows.cluster; ++b) {
+    const Message& m = scratch.inbox[parity][b];
+    const float gap = __uint_as_float(m.top) - all.top;  // NaN where a block saw nothing, or the row is bad
+    if (gap <= 0) all.mass += __longlong_as_double(m.mass) * exp_scaled(gap, draw.log2_scale);
+  }
+  return all;
+}
+
+// One pass of the cluster over its row.
+DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
+                         const Threshold& threshold, bool with_mass, i32 pass) {
+  Found found = {{0, 0, 0.0f}, -INFINITY_F32, 0.0};
+  float mass = 0.0f;  // of this thread, relative to found.top
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
+    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
+    Logits values[VECTORS];
+    load_chunk(row, first, values);
+    grid_dependency_launch();
+    float top = -INFINITY_F32;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(values[v]));
+    top = value_of(block_max_key(order_key(top), scratch.warp_keys[0]));
+    const float old = found.top;
+    found.top = max_or_nan(old, top);
+    if (!(top < INFINITY_F32) || top == -INFINITY_F32) {  // bad, or nothing in this chunk; all threads alike
+      __syncthreads();
+      continue;
+    }
+    const Screen screened = screen(row, rows, draw, first, values, top, threshold, with_mass);
+    const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
+    mass = before + screened.mass * exp_scaled(top - found.top, draw.log2_scale);
+    const float limit = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1])) - MARGIN;
+    const Winner winner = settle(row, rows, draw, first - threadIdx.x, screened, limit, threshold);
+    if (found.winner.loses_to(winner)) found.winner = winner;
+  }
+  const Winner winner = warp_winner(found.winner);
+  const double sum = warp_sum(static_cast<double>(mass));
+  if (lane_id() == 0) scratch.winners[warp_id()] = winner, scratch.warp_sums[0][warp_id()] = sum;
+  __syncthreads();
+  found.winner = warp_winner(scratch.winners[lane_id() % WARPS]);
+  found.mass = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
+  return exchange(scratch, rows, draw, found, pass);
+}
+
+// ---- the top-p set -----------------------------------------------------------------------------------------------
+
+// In float64: the mass above the threshold is below top_p of all mass.
+DEVICE bool exact_mass_is_below(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, float top,
+                                const Threshold& threshold, i32 pass) {
+  double above = 0, all = 0;
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
+    for (i32 id = chunk * CHUNK - row.shift + threadIdx.x; id < min((chunk + 1) * CHUNK - row.shift, row.num_ids);
+         id += THREADS) {
+      if (id < 0) continue;
+      const float value = to_float(row.logits[id]);
+      const double mass = exp((double(value) - top) / draw.temperature);
+      all += mass;
+      if (threshold.is_below(value, id)) above += mass;
+    }
+  }
+  above = warp_sum(above), all = warp_sum(all);
+  if (lane_id() == 0) scratch.warp_sums[0][warp_id()] = above, scratch.warp_sums[1][warp_id()] = all;
+  __syncthreads();
+  above = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
+  all = warp_sum<WARPS>(scratch.warp_sums[1][lane_id() % WARPS]);
+  u64* place = reinterpret_cast<u64*>(&scratch.inbox[pass % 2][rows.block()]);
+  if (threadIdx.x < 2 * rows.cluster) {
+    store_remote(place + threadIdx.x % 2, threadIdx.x / 2, __double_as_longlong(threadIdx.x % 2 ? all : above));
+  }
+  cluster_arrive();
+  cluster_wait();
+  above = all = 0;
+  for (i32 b = 0; b < rows.cluster; ++b) {
+    above += __longlong_as_double(scratch.inbox[pass % 2][b].score);
+    all += __longlong_as_double(scratch.inbox[pass % 2][b].id_and_value);
+  }
+  cluster_arrive();  // the next pass writes the inbox that has just been read
+  cluster_wait();
+  return above < draw.top_p * REACHED * all;
+}
+
+// `mass` and `all` are float32 sums of the same kind: exp and its argument are within 2^-18 where they matter (gaps up
+// to 30; what lies below weighs under 2^-25 together), a thread's 40 to 80 additions within 2^-18.
+DEVICE int mass_is_below(double mass, double all, double top_p) {
+  const double gap = mass - top_p * all;
+  return gap < -MASS_MARGIN * all ? 1 : gap > MASS_MARGIN * all ? 0 : -1;  // -1: too near to say
+}
+
+struct Candidates {
+  double* scores;   // [S, N, F] descending, -inf behind the last
+  i32* token_ids;   // [S, N, F] global, -1 behind the last
+  float* values;    // [S, N, F]
+  float* top;       // [S, N], NaN for a bad row
+  i32 capacity;     // F
+};
+
+// Lists the winners of the row and of what is above each of them.
+DEVICE void list_candidates(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
+                            const Candidates& out) {
+  Threshold threshold = {-INFINITY_F32, -2147483647};
+  const i64 place = rows.index() * out.capacity;
+  const bool writes = rows.block() == 0 && threadIdx.x == 0;
+  bool ended = false;
+  for (i32 i = 0; i < out.capacity; ++i) {
+    Found found = {};
+    if (!ended) found = find_winner(scratch, row, rows, draw, threshold, false, i);
+    if (i == 0 && writes) out.top[rows.index()] = found.top < INFINITY_F32 ? found.top : NAN_F32;
+    ended = ended || found.winner.score == 0 || !(found.top < INFINITY_F32);
+    threshold = {found.winner.value, found.winner.id};
+    if (!writes) {
+      if (ended) return;
+      continue;
+    }
+    out.scores[place + i] = ended ? -INFINITY_F32 : value_of_score(found.winner.score);
+    out.token_ids[place + i] = ended ? -1 : rows.first_id + found.winner.id;
+    out.values[place + i] = ended ? -INFINITY_F32 : found.winner.value;
+  }
+}
+
+DEVICE i32 draw_token(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw) {
+  Threshold threshold = {-INFINITY_F32, -2147483647};
+  double all = 0;
+  for (i32 pass = 0;; ++pass) {
+    const Found found = find_winner(scratch, row, rows, draw, threshold, draw.top_p < 1, pass);
+    if (pass == 0) {
+      if (!(found.top < INFINITY_F32) || found.winner.score == 0) return -1;
+      if (draw.top_p >= 1) return rows.first_id + found.winner.id;
+      all = found.mass;
+    } else {
+      int below = mass_is_below(found.mass, all, draw.top_p);
+      if (below < 0) {
+        below = exact_mass_is_below(scratch, row, rows, draw, found.top, threshold, pass + 1);
+      }
+      if (below) return rows.first_id + threshold.id;
+    }
+    threshold = {found.winner.value, found.winner.id};
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
+            i32 cluster, const i64* stream, const i64* position, u64 seed, double temperature, double top_p,
+            float scale, float log2_scale, i32* token_ids, double* scores, float* values, float* top, i32 capacity) {
+  __shared__ Scratch scratch;
+  const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
+  const Row row = rows.row();
+  cluster_arrive();  // waited for before the first write into another block
+  grid_dependency_wait();
+  const NoiseKey key = {static_cast<u32>(seed), static_cast<u32>(seed >> 32),
+                        static_cast<u32>(position[rows.index()]), static_cast<u32>(stream[rows.stream()])};
+  const Draw draw = {key, temperature, top_p, log2_scale, scale};
+  if (scores != nullptr) {
+    list_candidates(scratch, row, rows, draw, {scores, token_ids, values, top, capacity});
+    return;
+  }
+  const i32 token = draw_token(scratch, row, rows, draw);
+  if (rows.block() == 0 && threadIdx.x == 0) token_ids[rows.index()] = token;
+}
+
+// ---- the mass above each candidate, for shards -------------------------------------------------------------------
+
+struct MassScratch {
+  u64 ranks[MAX_CANDIDATES];  // ascending: candidates come by falling score, so each is more probable than the last
+  double mass[MAX_CANDIDATES + 1], of_block[MAX_CLUSTER][MAX_CANDIDATES + 1];
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+top_p_mass(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
+           i32 cluster, const float* values, const i32* token_ids, const float* top, i32 capacity, double temperature,
+           double* mass) {  // values, token_ids [S,N,F], top [S,N] of all shards; mass [S,N,F+1], all mass last
+  __shared__ MassScratch scratch;
+  const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
+  const Row row = rows.row();
+  cluster_arrive();
+  grid_dependency_wait();
+  const i64 place = rows.index() * capacity;
+  for (i32 i = threadIdx.x; i < capacity; i += THREADS) {
+    const i32 id = token_ids[place + i];
+    scratch.ranks[i] = id < 0 ? ~u64(0) : rank_key(values[place + i], id);
+  }
+  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) scratch.mass[i] = 0;
+  __syncthreads();
+  const float largest = top[rows.index()];
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += cluster) {
+    for (i32 id = chunk * CHUNK - row.shift + threadIdx.x; id < min((chunk + 1) * CHUNK - row.shift, num_ids);
+         id += THREADS) {
+      if (id < 0) continue;
+      const float value = to_float(row.logits[id]);
+      const u64 rank = rank_key(value, first_id + id);
+      i32 passed = 0;  // candidates that this token is more probable than
+      while (passed < capacity && rank > scratch.ranks[passed]) ++passed;
+      atomicAdd(&scratch.mass[passed], exp((double(value) - largest) / temperature));
+    }
+  }
+  __syncthreads();
+  cluster_wait();
+  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) {
+    double sum = 0;  // above candidate i: what passed more than i of them; the last entry holds all
+    for (i32 passed = i < capacity ? i + 1 : 0; passed <= capacity; ++passed) sum += scratch.mass[passed];
+    store_remote(reinterpret_cast<u64*>(&scratch.of_block[rows.block()][i]), 0, __double_as_longlong(sum));
+  }
+  cluster_arrive();
+  if (rows.block() != 0) return;
+  cluster_wait();
+  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) {
+    double sum = 0;
+    for (i32 b = 0; b < cluster; ++b) sum += scratch.of_block[b][i];
+    mass[rows.index() * (capacity + 1) + i] = sum;
+  }
+}

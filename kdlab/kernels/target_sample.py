@@ -1,0 +1,129 @@
+"""target_sample: the target's token at every row, greedy or drawn; whole vocabulary. `sample_shards` has the shards."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_float, check_int, check_shape
+from kdlab.errors import ShapeError
+from kdlab.kernels import jit, reference
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.draft_topk import DTYPES, cluster_size, runs_kernel
+
+__all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "target_sample_cost"]
+
+MAX_CANDIDATES = 64  # as in the .cu
+_THREADS, _CHUNK_BYTES = 512, 40960
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def _build(dtype: torch.dtype) -> jit.Build:
+    constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
+    return jit.Build("target_sample.cu", constants)
+
+
+BUILDS = tuple(map(_build, DTYPES))
+
+
+def target_sample(
+    logits: Tensor,
+    *,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    stream: Tensor,
+    position: Tensor,
+    impl: str = "auto",
+) -> Tensor:
+    """Draw the target's token at every row: the same on CPU and GPU, in every batch and on any number of shards.
+
+    Greedy is the argmax; at temperature T > 0 it is argmax(log p / T + Gumbel noise) over the top-p set, the noise
+    keyed by (seed, stream, position, token id).
+
+    Args:
+        logits: [S, N, V] any float dtype; on a GPU float32, bfloat16 or float16, the values of a row side by side.
+        temperature: >= 0; 0 is greedy, exact ties go to the smaller id.
+        top_p: 0 < top_p <= 1, at that temperature.
+        seed: 0 <= seed < 2^64.
+        stream: [S] int64, index of the prompt.
+        position: [S, N] int64, absolute position of the token that is drawn.
+        impl: "auto" (the kernel for CUDA tensors), "cuda" or "reference".
+
+    Returns:
+        [S, N] int32; -1 where the row held NaN or +inf, or nothing above -inf.
+
+    Raises:
+        ShapeError: the arguments do not fit one another, or the kernel cannot read them.
+        ArgumentError: a value out of range, an unknown impl. UnsupportedDevice: "cuda" for tensors on another device.
+    """
+    check_sampling(logits, temperature, top_p, seed, stream, position)
+    if not runs_kernel("target_sample", logits, impl):
+        return reference.target_sample(
+            logits, temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position
+        )
+    return _target_sample(logits, temperature, top_p, as_signed(seed), stream, position)
+
+
+def target_sample_cost(streams: int, rows: int, vocab: int, *, dtype: torch.dtype) -> Cost:
+    """Return the cost of `streams` times `rows` rows: every logit read once, a token written."""
+    return Cost(streams * rows * (vocab * dtype.itemsize + 4))
+
+
+def check_sampling(
+    logits: Tensor, temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
+) -> None:
+    """Raise ArgumentError or ShapeError unless these are arguments of `target_sample`."""
+    sizes = check_shape("logits", logits, ["S", "N", "V"])
+    check_shape("stream", stream, [sizes["S"]])
+    check_shape("position", position, [sizes["S"], sizes["N"]])
+    check_float("temperature", temperature, minimum=0.0)
+    check_float("top_p", top_p, above=0.0, maximum=1.0)
+    check_int("seed", seed, minimum=0, maximum=2**64 - 1)
+    for name, tensor in (("stream", stream), ("position", position)):
+        if tensor.dtype != torch.int64 or tensor.device != logits.device:
+            raise ShapeError(name, f"int64 on {logits.device}", f"{tensor.dtype} on {tensor.device}")
+
+
+def as_signed(seed: int) -> int:
+    """Return the 64 bits of a seed as the signed integer that a custom op can take."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object) -> None:
+    """Launch a kernel of target_sample.cu over all rows; `args` follow what all of them take."""
+    num_rows = logits.shape[0] * logits.shape[1]
+    if num_rows == 0:
+        return
+    cluster = cluster_size(num_ids + first_id % 4, logits.element_size(), logits.device)
+    strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
+    rows = (logits, *strides, logits.shape[1], num_ids, first_id, cluster)
+    jit.kernel(_build(logits.dtype), name, logits.device).launch(
+        num_rows * cluster, _THREADS, *rows, *args, cluster=cluster if cluster > 1 else None, overlap=True
+    )
+
+
+def noise_arguments(
+    temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
+) -> tuple[object, ...]:
+    """Return what `target_draw` takes to make noise: its float32 factors never overflow, so 0 times them is 0."""
+    scales = (min(max(factor / temperature, _SMALLEST), _LARGEST) for factor in (1.0, 1.4426950408889634))
+    key = stream.contiguous(), position.contiguous(), np.uint64(seed % 2**64)
+    return *key, np.float64(temperature), np.float64(top_p), *map(np.float32, scales)
+
+
+@torch.library.custom_op("kdlab::target_sample", mutates_args=(), device_types="cuda")
+def _target_sample(
+    logits: Tensor, temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
+) -> Tensor:
+    tokens = torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
+    if temperature == 0.0:
+        launch("target_greedy", logits, logits.shape[2], 0, tokens, None)
+    else:
+        noise = noise_arguments(temperature, top_p, seed, stream, position)
+        launch("target_draw", logits, logits.shape[2], 0, *noise, tokens, None, None, None, 0)
+    return tokens
+
+
+@_target_sample.register_fake
+def _(logits: Tensor, temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor) -> Tensor:
+    return torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
