@@ -12,7 +12,7 @@
 // other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
 //
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
-// INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM that registers must allow
+// INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM, which divides the grid
 #include "moe_weights.cuh"
 
 constexpr int PAD = 36;  // floats a column of partial sums: rows g and columns 2t of a warp meet 32 different banks
@@ -129,8 +129,11 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   __shared__ Block block;
   block.tiles.build(picks.expert_ids, picks.count);
   const i64 units = static_cast<i64>(block.tiles.count()) * S::TILES;
-  const int first = static_cast<int>(units * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
+  // Blocks go round the multiprocessors: those that share one take neighbouring shares, and few units spread over all.
+  const int around = gridDim.x / BLOCKS_PER_SM;
+  const int share = blockIdx.x % around * BLOCKS_PER_SM + blockIdx.x / around;
+  const int first = static_cast<int>(units * share / gridDim.x);
+  const int end = static_cast<int>(units * (share + 1) / gridDim.x);
   Unit<NUM_EXPERTS, S::TILES> at{block.tiles};
   if (first < end) at.find(first);
   Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, end - first, at};

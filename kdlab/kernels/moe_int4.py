@@ -21,7 +21,6 @@ _THREADS = 256
 _WARPS = _THREADS // 32
 _STAGES = 4
 _BLOCKS_PER_SM = 2
-_ONE_BLOCK_A_SM = ("sm_89", "sm_120a")  # 99 KB of shared memory hold one block, more hold two
 _ALIGNMENT = 16
 _MAX_EXPERTS, _MAX_PICKS = 1024, 2**21  # shared memory for the counts; 32-bit units of work
 
@@ -175,10 +174,15 @@ def _build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int
         "NUM_EXPERTS": num_experts,
         "STAGES": stages,
         "RING_BYTES": ring,
-        "BLOCKS_PER_SM": 1 if dtype == torch.float32 else _BLOCKS_PER_SM,
+        "BLOCKS_PER_SM": _blocks_per_sm(dtype),
     }
     dynamic = (("moe_gate_up", ring), ("moe_down", ring), ("moe_sum", 0))
     return jit.Build("moe_int4.cu", tuple(defines.items()), shared_bytes=dynamic)
+
+
+def _blocks_per_sm(dtype: torch.dtype) -> int:
+    """Return for how many blocks a multiprocessor has registers. Where shared memory holds fewer, they run in turns."""
+    return 1 if dtype == torch.float32 else _BLOCKS_PER_SM
 
 
 def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int) -> int:
@@ -228,8 +232,7 @@ def _moe_int4(
     for tensor in (gate_up, gate_up_scale, down, down_scale, shared_gate_up, shared_down):
         if tensor is not None and tensor.data_ptr() % _ALIGNMENT:
             raise ShapeError("experts", f"weights at a multiple of {_ALIGNMENT} bytes", tensor.storage_offset())
-    one_block = jit.arch_of(x.device) in _ONE_BLOCK_A_SM or x.dtype == torch.float32
-    blocks = jit.num_sms(x.device) * (1 if one_block else _BLOCKS_PER_SM)
+    blocks = jit.num_sms(x.device) * _blocks_per_sm(x.dtype)
     parts = x.new_empty(num_rows, top_k + (shared_gate_up is not None), width, dtype=torch.float32)
     scale = None if gate_up_scale is None else gate_up_scale.dtype
     build = _build(x.dtype, scale, width, gate_up.shape[1] // 2, gate_up.shape[0])
