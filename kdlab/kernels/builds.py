@@ -19,7 +19,8 @@ def all_builds() -> tuple[Build, ...]:
 
 def matrix_instruction(build: Build) -> str | None:
     """Return the tensor-core instruction that the machine code of a build must hold, None where it needs none."""
-    stem = build.file.removesuffix(".cu")
-    if stem.endswith("_wgmma"):
+    stem, in_float32 = build.file.removesuffix(".cu"), dict(build.defines).get("DTYPE") == 0
+    if "wgmma" in stem:
         return "HGMMA"
-    return "HMMA" if stem.endswith("_mma") else None
+    # The experts of a float32 model are multiplied in float32, outside the tensor cores.
+    return "HMMA" if "mma" in stem or (stem.startswith("moe") and not in_float32) else None

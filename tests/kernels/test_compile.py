@@ -17,10 +17,12 @@ from kdlab.kernels.jit import PORTABLE, Build, compile_all
 from kdlab.kernels.jit_build import compile_build
 from kdlab.kernels.jit_source import read_source
 from kdlab.paths import CSRC
+from tests.kernels.cubin_file import max_threads, sections
 
 SHARED_LIMITS = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448, "sm_100a": 232_448, "sm_120a": 101_376}
 """Bytes of shared memory that one block can have."""
-MAX_REGISTERS = 255
+REGISTERS = 65_536
+"""Registers of a multiprocessor: those of one block must fit."""
 BUILDS = all_builds()
 JOBS = [(build, arch) for build in BUILDS for arch in build.archs]
 
@@ -42,8 +44,11 @@ def faults(build, arch, cubin, disassemble):
         shared = uses.shared_bytes + dict(build.shared_bytes).get(name, 0)
         if shared > SHARED_LIMITS[arch]:
             found.append(f"{what}: {name} takes {shared:,} bytes of shared memory, {SHARED_LIMITS[arch]:,} are there")
-        if uses.registers > MAX_REGISTERS:
-            found.append(f"{what}: {name} takes {uses.registers} registers")
+        threads = max_threads(cubin.content, name)
+        if threads is None:
+            found.append(f"{what}: {name} has no __launch_bounds__, so nothing says that its registers suffice")
+        elif -(-uses.registers // 8) * 8 * threads > REGISTERS:
+            found.append(f"{what}: {name} takes {uses.registers} registers in each of {threads} threads")
         if uses.spill_bytes and build.file.startswith("verify_"):
             found.append(f"{what}: {name} spills {uses.spill_bytes} bytes")
     unknown = dict(build.shared_bytes).keys() - cubin.kernels.keys()
@@ -109,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* y) {
 }
 """
 LARGE = """
-extern "C" __global__ void large(float* y) {
+extern "C" __global__ void __launch_bounds__(32) large(float* y) {
   __shared__ float fixed[10240];
   extern __shared__ float more[];
   for (int i = threadIdx.x; i < 10240; i += 32) fixed[i] = more[i] = y[i];
@@ -128,6 +133,7 @@ BROKEN = [
     (Build("x_wgmma.cu", shared_bytes=(("large", 1),)), LARGE, "sm_90a", "no HGMMA"),
     (Build("x.cu"), "__device__ int f() { return 1; }", "sm_80", "no kernel"),
     (Build("x.cu"), "nonsense", "sm_80", "does not compile"),
+    (Build("x.cu"), 'extern "C" __global__ void f() {}', "sm_80", "f has no __launch_bounds__"),
 ]
 
 
@@ -141,13 +147,20 @@ def test_a_broken_kernel_is_found(csrc, disassemble, build, text, arch, what):
         assert re.search(what, "\n".join(found))
 
 
+def test_threads_are_read_from_the_machine_code(csrc):
+    (csrc / "x.cu").write_text('extern "C" __global__ void __launch_bounds__(96, 2) f(int* x) { x[threadIdx.x] = 1; }')
+    content = compile_build(Build("x.cu"), "sm_90a")[0].content
+    assert max_threads(content, "f") == 96
+    assert {".text.f", ".nv.info", ".debug_line"} <= set(sections(content))
+
+
 def test_a_tensor_core_instruction_is_seen(csrc, disassemble):
     asm = (
         'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, '
         '{%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a));'
     )
     (csrc / "x_mma.cu").write_text(
-        f'extern "C" __global__ void x(float4* y, unsigned a) {{ float d[4] = {{}}; {asm} '
+        f'extern "C" __global__ void __launch_bounds__(32) x(float4* y, unsigned a) {{ float d[4] = {{}}; {asm} '
         "y[threadIdx.x] = make_float4(d[0], d[1], d[2], d[3]); }"
     )
     for arch in PORTABLE:
