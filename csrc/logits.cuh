@@ -61,6 +61,21 @@ struct Logits {
   DEVICE float operator[](int i) const { return to_float(data[i]); }
 };
 
+// Vector `index` of the row, which stays in L1; what lies outside the row reads as -inf.
+DEVICE Logits load_vector(const Row& row, i32 index) {
+  const i32 start = index * PER_VECTOR - row.shift;
+  if (row.aligned && start >= 0 && start + PER_VECTOR <= row.num_ids) {
+    return {load_vec<Scalar, PER_VECTOR>(row.logits + start)};
+  }
+  Logits logits;
+#pragma unroll
+  for (int i = 0; i < PER_VECTOR; ++i) {
+    const bool inside = start + i >= 0 && start + i < row.num_ids;
+    logits.data[i] = inside ? row.logits[start + i] : from_float<Scalar>(-INFINITY_F32);
+  }
+  return logits;
+}
+
 // A thread's vectors first, first + THREADS, ... of the row; what lies outside the row reads as -inf.
 DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
   const i32 start = first * PER_VECTOR - row.shift, end = start + (CHUNK - THREADS * PER_VECTOR) + PER_VECTOR;

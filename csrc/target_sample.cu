@@ -156,13 +156,15 @@ struct Screen {  // a thread's best score of a chunk, its vector, and the best o
   int vector = 0;
 };
 
-// Scores of everything in play, relative to the largest logit of the chunk.
-DEVICE Screen screen(const Row& row, const Rows& rows, const Draw& draw, i32 first, const Logits (&values)[VECTORS],
-                     float top, const Threshold& threshold, bool with_mass) {
+// Scores of everything in play, relative to the largest logit of the chunk. One vector after the other: the noise
+// keeps all warps busy, and unrolled it would be most of the machine code.
+DEVICE Screen screen(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top,
+                     const Threshold& threshold, bool with_mass) {
   Screen out;
-#pragma unroll
+#pragma unroll 1
   for (int v = 0; v < VECTORS; ++v) {
-    if (max_of(values[v]) < threshold.value) continue;
+    const Logits values = load_vector(row, first + v * THREADS);
+    if (max_of(values) < threshold.value) continue;
     const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
     float best = -INFINITY_F32;
 #pragma unroll
@@ -170,8 +172,8 @@ DEVICE Screen screen(const Row& row, const Rows& rows, const Draw& draw, i32 fir
       const uint4 words = philox(draw.key, static_cast<u32>(rows.first_id + start) / 4 + quad);
 #pragma unroll
       for (int i = 4 * quad; i < 4 * quad + 4; ++i) {
-        const float gap = values[v][i] - top;
-        const bool in_play = threshold.is_below(values[v][i], start + i);
+        const float gap = values[i] - top;
+        const bool in_play = threshold.is_below(values[i], start + i);
         if (with_mass) out.mass += in_play ? exp_scaled(gap, draw.log2_scale) : 0.0f;
         best = in_play ? fmaxf(best, fmaf(gap, draw.scale, gumbel_fast(word_of(words, i % 4)))) : best;
       }
@@ -254,12 +256,10 @@ DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, con
   float mass = 0.0f;  // of this thread, relative to found.top
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
     const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    Logits values[VECTORS];
-    load_chunk(row, first, values);
-    grid_dependency_launch();
     float top = -INFINITY_F32;
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(values[v]));
+    for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(load_vector(row, first + v * THREADS)));
+    grid_dependency_launch();
     top = value_of(block_max_key(order_key(top), scratch.warp_keys[0]));
     const float old = found.top;
     found.top = max_or_nan(old, top);
@@ -267,7 +267,7 @@ DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, con
       __syncthreads();
       continue;
     }
-    const Screen screened = screen(row, rows, draw, first, values, top, threshold, with_mass);
+    const Screen screened = screen(row, rows, draw, first, top, threshold, with_mass);
     const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
     mass = before + screened.mass * exp_scaled(top - found.top, draw.log2_scale);
     const float limit = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1])) - MARGIN;
