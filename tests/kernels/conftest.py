@@ -2,7 +2,7 @@
 
 import pytest
 
-from kdlab.kernels import jit_build
+from kdlab.kernels import jit, jit_build
 from tests.kernels.jit_sources import write_sources
 
 
@@ -11,6 +11,7 @@ def csrc(tmp_path, monkeypatch):
     """A folder of sources and an empty cache."""
     monkeypatch.setenv("KDLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit_build, "CSRC", tmp_path)
+    monkeypatch.setattr(jit, "_loaded", {})
     return write_sources(tmp_path)
 
 
