@@ -5,7 +5,7 @@ import pandas as pd
 from kdlab.bench.kernels import COUNTED_SIZES, counter_rows
 from kdlab.bench.kernels.case import Arm, Case
 from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
-from kdlab.bench.kernels.measured import ceiling_row, error_row, goal_rows, time_row, to_frame
+from kdlab.bench.kernels.measured import bound_rows, ceiling_row, error_row, time_row, to_frame
 from kdlab.kernels.cost import Cost
 from kdlab.profiling import Counter
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -14,6 +14,7 @@ CEILINGS = Ceilings((
     Ceiling("copy", "TB/s", [4.2, 4.25], "a copy"),
     Ceiling("read", "TB/s", [4.0, 4.0], "a read"),
     Ceiling("matrix", "TFLOP/s", [800.0, 800.0], "a product"),
+    Ceiling("mma.sync", "TFLOP/s", [600.0], "instructions"),
     Ceiling("launch", "us", [1.0, 1.1], "a kernel"),
 ))  # fmt: skip
 """Of a made-up card of 4 TB/s and 800 TFLOP/s."""
@@ -41,7 +42,7 @@ _CASES = (
 
 def kernel_rows() -> pd.DataFrame:
     """Return made-up rows of several ops with peers, errors, floors and goals."""
-    rows, floors = [ceiling_row(ceiling) for ceiling in CEILINGS.all], []
+    rows, costs = [ceiling_row(ceiling) for ceiling in CEILINGS.all], []
     for op, sizes, arms, times, floor_us in _CASES:
         case = _case(op, sizes, arms, floor_us)
         for (name, arm), us in zip(arms.items(), times, strict=True):
@@ -49,8 +50,9 @@ def kernel_rows() -> pd.DataFrame:
             if arm.graph:
                 rows.append(time_row(case, name, arm, [us - 1.0, us, us + 1.0], graph=True))
             rows.append(time_row(case, name, arm, [us + 29.0, us + 30.0, us + 31.0], graph=False))
-        floors.append((case, CEILINGS.floor_us(case.cost({}))))
-    return to_frame(rows + goal_rows(floors, rows), PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU"}, {})
+        costs.append((case, case.cost({})))
+    bounds = bound_rows(costs, rows, CEILINGS, goals=True)
+    return to_frame(rows + bounds, PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU"}, {})
 
 
 def counted_rows() -> pd.DataFrame:

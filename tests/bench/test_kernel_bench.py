@@ -73,9 +73,10 @@ def test_right_arms_are_timed_and_wrong_or_failing_ones_are_named(no_gpu):
     assert "for sm_90a alone" in text
     errors = {row["impl"]: row["value"] for row in run.rows}
     assert errors == {"good": 0.0, "wrong": pytest.approx(0.05), "nan": 1e30, "prepared": 0.0}
-    floors = runner._time_cases(run, [case], CEILINGS, None)
+    costs = runner._time_cases(run, [case], None)
     assert arms_of(run) == [("good", "graph"), ("prepared", "graph"), ("good", "eager"), ("prepared", "eager")]
-    assert floors == [(case, pytest.approx(2.0))]
+    assert costs == [(case, Cost(8_000_000))]
+    assert CEILINGS.floor_us(Cost(8_000_000)) == pytest.approx(2.0)
     assert CEILINGS.floor_us(Cost(1)) == pytest.approx(1.05), "not less than an empty kernel"
 
 
@@ -86,7 +87,7 @@ def test_an_error_of_the_program_is_no_missing_peer(no_gpu):
 
 def test_an_arm_that_no_graph_holds_is_timed_eager_alone(no_gpu):
     run = runner._Run(time.monotonic() + 60)
-    runner._time_cases(run, [make_case({"host": arm(double, graph=False), "cuda": arm(double)})], CEILINGS, None)
+    runner._time_cases(run, [make_case({"host": arm(double, graph=False), "cuda": arm(double)})], None)
     assert [(row["impl"], row["graph"]) for row in run.rows] == [
         ("cuda", "graph"),
         ("host", "eager"),
@@ -102,7 +103,7 @@ def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):
 
     monkeypatch.setattr(runner, "make_pass", make_pass)
     run = runner._Run(time.monotonic() + 60)
-    runner._time_cases(run, [make_case({"syncs": arm(lambda inputs: None), "cuda": arm(double)})], CEILINGS, None)
+    runner._time_cases(run, [make_case({"syncs": arm(lambda inputs: None), "cuda": arm(double)})], None)
     assert [(row["impl"], row["graph"]) for row in run.rows] == [
         ("cuda", "graph"),
         ("syncs", "eager"),
@@ -113,7 +114,7 @@ def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):
 
 def test_out_of_time_is_said_with_the_first_case_that_was_cut(no_gpu):
     run = runner._Run(time.monotonic() - 1.0)
-    assert runner._time_cases(run, [make_case({"cuda": arm(double)})] * 3, CEILINGS, None) == []
+    assert runner._time_cases(run, [make_case({"cuda": arm(double)})] * 3, None) == []
     assert list(run.messages) == [
         "out of time: 3 cases left out, from verify_attention streams=1 rows=3 prefix=256 heads=64"
     ]
@@ -131,7 +132,7 @@ def test_every_case_gets_its_share_of_what_is_left(no_gpu, monkeypatch):
     monkeypatch.setattr(runner, "sample", sample)
     run = runner._Run(deadline=10.0)
     done = []
-    runner._time_cases(run, [make_case({"cuda": arm(double)})] * 8, CEILINGS, lambda *progress: done.append(progress))
+    runner._time_cases(run, [make_case({"cuda": arm(double)})] * 8, lambda *progress: done.append(progress))
     assert given[0] == pytest.approx(0.8 * (10.0 / 8 - 0.1))
     assert done == [(number, 8) for number in range(1, 6)]
     assert "out of time: 3 cases left out" in "".join(run.messages)

@@ -28,7 +28,8 @@ class Arm:
     limit: float = 0.0  # largest error of a right result
     graph: bool = True  # whether a CUDA graph can hold it
     prepare: Callable[[Inputs], Inputs] | None = None  # data in the layout that the arm wants; not timed
-    own: bool = True  # kdlab's, else a peer
+    own: bool = True  # kdlab's kernel, else a peer
+    timed: bool = True  # else it only shows its error beside the others'
     goal: bool = False  # the arm that a user gets, and that the goal is about
 
 

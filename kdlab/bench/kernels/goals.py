@@ -6,6 +6,12 @@ from typing import Any
 Medians = Callable[[str, Mapping[str, Any], str], float | None]
 """Median microseconds in a graph of (op, sizes, arm) in the same run; None where it was not timed."""
 
+GOAL_GPU = "H200"
+"""Part of the name of the card that the goals are set for; on another none is judged."""
+
+MMA_SHARE = 0.6
+"""What the portable attention kernel must reach of the rate of mma.sync alone, where operations are its bound."""
+
 _TREE_BUILD_US = {64: 8.0, 256: 15.0, 1024: 40.0}
 
 
@@ -31,6 +37,20 @@ def goal_us(op: str, sizes: Mapping[str, Any], floor_us: float, medians: Medians
     if op == "kv_commit" and (sizes["streams"], sizes["moved"], sizes["tap_width"]) == (1, 8, 0):
         return 5.0
     return floor_us / 0.75 if op == "moe_int4" else None
+
+
+def mma_goal_us(op: str, sizes: Mapping[str, Any], flops: int, mma_flops_per_s: float) -> float | None:
+    """Return the most that the arm "mma" may take at the size that its goal is about, None at others.
+
+    Args:
+        op, sizes: of the case.
+        flops: operations of the case.
+        mma_flops_per_s: measured rate of mma.sync alone.
+    """
+    about = {"streams": 8, "rows": 33, "prefix": 4096, "heads": 64}
+    if op != "verify_attention" or dict(sizes) != about:
+        return None
+    return 1e6 * flops / (MMA_SHARE * mma_flops_per_s)
 
 
 def _tree_build_us(sizes: Mapping[str, Any], medians: Medians) -> float | None:

@@ -77,8 +77,7 @@ def sample_case(rows: int, vocab: int, temperature: float, top_p: float, *, defa
         }
 
     def sample(inputs: Inputs, impl: str = "cuda") -> Tensor:
-        options = {"temperature": temperature, "top_p": top_p, "seed": 1}
-        return target_sample(**inputs, **options, impl=impl)
+        return target_sample(**inputs, temperature=temperature, top_p=top_p, seed=1, impl=impl)
 
     def error(inputs: Inputs, out: Tensor) -> float:
         return wrong_share(out, sample(inputs, "reference"))

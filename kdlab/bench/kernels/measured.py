@@ -13,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from kdlab.bench.kernels.case import Arm, Case
-from kdlab.bench.kernels.ceilings import Ceiling
-from kdlab.bench.kernels.goals import goal_us
+from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
+from kdlab.bench.kernels.goals import goal_us, mma_goal_us
 from kdlab.bench.rows import bench_row, rows_frame, summarize_samples
+from kdlab.kernels.cost import Cost
 
 Row = dict[str, Any]
 """Arguments of `bench_row`, without the provenance."""
@@ -43,8 +44,17 @@ def ceiling_row(ceiling: Ceiling) -> Row:
     return {"op": "ceiling", "case": {"of": ceiling.name, "what": ceiling.what}, **columns}
 
 
-def goal_rows(floors: Sequence[tuple[Case, float]], rows: Sequence[Row]) -> list[Row]:
-    """The bound of every timed case, and the goal where the design sets one."""
+def bound_rows(
+    costs: Sequence[tuple[Case, Cost]], rows: Sequence[Row], ceilings: Ceilings, *, goals: bool
+) -> list[Row]:
+    """The bound of every timed case and, with `goals`, what the design wants of its arms.
+
+    Args:
+        costs: of the cases that were timed.
+        rows: their times, which some goals are relative to.
+        ceilings: of the same run.
+        goals: whether this is the card that they are set for.
+    """
     medians = {
         (row["op"], _key(row["case"]), row["impl"]): summarize_samples(row["samples"])["median"]
         for row in rows
@@ -55,12 +65,12 @@ def goal_rows(floors: Sequence[tuple[Case, float]], rows: Sequence[Row]) -> list
         return medians.get((op, _key(sizes), arm))
 
     found = []
-    for case, floor_us in floors:
+    for case, cost in costs:
+        floor_us = ceilings.floor_us(cost)
         found.append(_row(case, "floor_us", "us", value=floor_us))
-        goal = goal_us(case.op, case.sizes, floor_us, median)
-        arm = next((name for name, arm in case.arms.items() if arm.goal), None)
-        if goal is not None and arm is not None:
-            found.append(_row(case, "goal_us", "us", value=goal, impl=arm))
+        wanted = {"mma": mma_goal_us(case.op, case.sizes, cost.flops, ceilings.mma_flops_per_s)}
+        wanted |= {name: goal_us(case.op, case.sizes, floor_us, median) for name, arm in case.arms.items() if arm.goal}
+        found += [_row(case, "goal_us", "us", value=us, impl=name) for name, us in wanted.items() if goals and us]
     return found
 
 

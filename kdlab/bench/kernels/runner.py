@@ -9,14 +9,16 @@ import pandas as pd
 import torch
 
 from kdlab.bench.kernels.case import Arm, Case, Inputs
-from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
-from kdlab.bench.kernels.measured import Row, ceiling_row, error_row, goal_rows, time_row, to_frame
+from kdlab.bench.kernels.ceilings import measure_ceilings
+from kdlab.bench.kernels.goals import GOAL_GPU
+from kdlab.bench.kernels.measured import Row, bound_rows, ceiling_row, error_row, time_row, to_frame
 from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of
 from kdlab.bench.rows import state_columns
 from kdlab.bench.timing import Call, Pass, make_pass, require_gpu, rotations, sample
 from kdlab.checks import check_choice, check_float
 from kdlab.errors import ArgumentError, KdlabError
 from kdlab.kernels.builds import all_builds
+from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import arch_of, compile_all
 from kdlab.machine import gpu_state
 from kdlab.provenance import run_provenance
@@ -24,7 +26,7 @@ from kdlab.provenance import run_provenance
 WHOLE_SECONDS = 120.0
 """From here on every case is timed, below it the few that stand for them."""
 
-_CEILING_SHARE, _EAGER_SHARE = 0.05, 0.2
+_EAGER_SHARE = 0.2
 _MOST_CASE_S, _LEAST_CASE_S = 3.0, 0.02
 _MOST_SET_BYTES = 8 << 30
 _COMPILERS = 8
@@ -83,7 +85,7 @@ def bench_kernels(
     run, device = _Run(time.monotonic() + seconds), torch.device("cuda")
     provenance, before, arch = run_provenance(device="cuda", dtype="bfloat16"), gpu_state(device), arch_of(device)
     compile_all([(build, arch) for build in all_builds() if arch in build.archs], workers=_COMPILERS)
-    ceilings = measure_ceilings(_CEILING_SHARE * seconds)
+    ceilings = measure_ceilings()
     run.rows += [ceiling_row(ceiling) for ceiling in ceilings.all]
     for op in ops:
         for case in checks_of(op, tuple(heads)):
@@ -94,8 +96,11 @@ def bench_kernels(
         run.messages[f"short run: {len(whole) - len(cases)} of {len(whole)} cases left out; --seconds 300 has all"] = (
             None
         )
-    floors = _time_cases(run, cases, ceilings, progress)
-    run.rows += goal_rows(floors, run.rows)
+    costs = _time_cases(run, cases, progress)
+    judged = GOAL_GPU in str(provenance["gpu"])
+    if not judged:
+        run.messages[f"goals are set for an {GOAL_GPU}: none is judged on {provenance['gpu']}"] = None
+    run.rows += bound_rows(costs, run.rows, ceilings, goals=judged)
     state = state_columns(before, gpu_state(device))
     return KernelBench(to_frame(run.rows, provenance, state), tuple(run.messages))
 
@@ -143,11 +148,9 @@ def _check(run: _Run, case: Case) -> None:
             run.bar(case.op, name, f"WRONG, not timed: error {error:.3g} above {arm.limit:g} in {case.name}")
 
 
-def _time_cases(
-    run: _Run, cases: Sequence[Case], ceilings: Ceilings, progress: Progress | None
-) -> list[tuple[Case, float]]:
+def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> list[tuple[Case, Cost]]:
     """Give each case its part of the time that is left, and leave out the last ones when none is."""
-    floors, set_up_s = [], 0.1
+    costs, set_up_s = [], 0.1
     for done, case in enumerate(cases):
         begin = time.monotonic()
         share = (run.deadline - begin) / (len(cases) - done)
@@ -155,25 +158,25 @@ def _time_cases(
             run.messages[f"out of time: {len(cases) - done} cases left out, from {case.name}"] = None
             break
         budget = min(_MOST_CASE_S, max(_LEAST_CASE_S, share - set_up_s))
-        sets = _time_case(run, case, budget)
-        floors.append((case, sum(ceilings.floor_us(case.cost(inputs)) for inputs in sets) / len(sets)))
+        costs.append((case, _time_case(run, case, budget)))
         set_up_s += 0.3 * (max(0.0, time.monotonic() - begin - budget) - set_up_s)
         if progress is not None:
             progress(done + 1, len(cases))
-    return floors
+    return costs
 
 
-def _time_case(run: _Run, case: Case, seconds: float) -> list[Inputs]:
-    """Time all arms of a case that are not barred; returns the buffer sets, for what depends on them."""
+def _time_case(run: _Run, case: Case, seconds: float) -> Cost:
+    """Time all arms of a case that are not barred; returns the mean cost of the buffer sets."""
     count = max(2, min(rotations(case.set_bytes), _MOST_SET_BYTES // case.set_bytes))
     sets = [case.make(seed) for seed in range(count)]
-    arms = {name: arm for name, arm in case.arms.items() if (case.op, name) not in run.barred}
+    arms = {name: arm for name, arm in case.arms.items() if arm.timed and (case.op, name) not in run.barred}
     for graph, share in ((True, 1.0 - _EAGER_SHARE), (False, _EAGER_SHARE)):
         passes = _passes(run, case, {name: arm for name, arm in arms.items() if arm.graph or not graph}, sets, graph)
         if passes:
             for name, samples in sample(passes, share * seconds).items():
                 run.rows.append(time_row(case, name, arms[name], samples, graph))
-    return sets
+    costs = [case.cost(inputs) for inputs in sets]
+    return Cost(*(round(sum(parts) / len(costs)) for parts in zip(*((c.bytes, c.flops) for c in costs), strict=True)))
 
 
 def _passes(run: _Run, case: Case, arms: Mapping[str, Arm], sets: Sequence[Inputs], graph: bool) -> dict[str, Pass]:
