@@ -12,7 +12,7 @@ from kdlab.decode.settings import Settings
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError, KdlabError
 from kdlab.kernels.draft_topk import MAX_K, draft_topk
-from kdlab.kernels.reference import target_sample
+from kdlab.kernels.target_sample import target_sample
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
@@ -77,7 +77,7 @@ class Engine:
         """Run one round of every running stream and return its RoundRecord; the records are read on the host."""
         tree = self._draft_tree().with_root(self._anchor)
         output, target_tokens = self._verify(tree)
-        acceptance = accept(tree, target_tokens)
+        acceptance = accept(tree, target_tokens, impl=self.settings.op_impl)
         self._check(acceptance)
         records = self._records(tree, target_tokens, acceptance, output)
         self._commit(output, acceptance)
@@ -122,6 +122,7 @@ class Engine:
             seed=settings.seed,
             stream=prompts,
             position=positions.long(),
+            impl=settings.op_impl,
         )
 
     def _check(self, acceptance: Acceptance) -> None:
