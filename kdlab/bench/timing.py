@@ -7,6 +7,7 @@ microseconds a call. Passes are timed with CUDA events; what the host does insid
 
 import gc
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,9 @@ _MAX_PASS_US = 20_000.0  # a pass as long as this has outlasted any cache with t
 _MAX_NODES = 4096
 _MIN_SAMPLES, _MAX_SAMPLES = 5, 400
 _WARMUP_US = 10_000.0  # clocks come up from idle within it
-_CHUNK = 64
+_BURST_US, _BURST_RUNS = 20_000.0, 64
+"""Runs between two rests: after some 50 ms of matrix products alone an H200 meets its power limit and slows by a tenth,
+so that a time would depend on how long one measures."""
 
 
 def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.device | None = None) -> int:
@@ -51,7 +54,7 @@ def graph_times_us(calls: Sequence[Call], *, seconds: float = 0.2, warmup: int =
 
     Args:
         calls: capturable, one a buffer set.
-        seconds: device time to spend; at least 5 samples are taken.
+        seconds: to spend, half of it at rest; at least 5 samples are taken.
         warmup: eager runs of every call before the capture (compilation, allocation).
 
     Returns: one sample a replay, microseconds a call.
@@ -75,7 +78,7 @@ def interleaved(
 
     Args:
         arms: calls of each arm, as in `graph_times_us`.
-        seconds: device time for all arms together.
+        seconds: for all arms together, rests included.
         warmup: eager runs of every call first.
         graph: one CUDA graph an arm, else eager.
 
@@ -116,16 +119,18 @@ def make_pass(calls: Sequence[Call], *, warmup: int = 1, graph: bool = True) -> 
 
 
 def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]:
-    """Time passes in turns for so many seconds of device time: the other part of `interleaved`."""
+    """Time passes in turns for so many seconds, half of them rest: the other part of `interleaved`."""
     names = list(passes)
     once = dict(zip(names, _event_times_us([passes[name].run for name in names]), strict=True))
     turn_us = sum(once.values())
     warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
-    turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(1e6 * seconds / turn_us) - warm))
+    turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(5e5 * seconds / turn_us) - warm))
     order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
     times = []
-    for first in range(0, len(order), _CHUNK):
-        times += _event_times_us([passes[name].run for name in order[first : first + _CHUNK]])
+    burst = max(1, min(_BURST_RUNS, int(_BURST_US * len(names) / turn_us)))
+    for first in range(0, len(order), burst):
+        times += _event_times_us([passes[name].run for name in order[first : first + burst]])
+        _rest(sum(times[first:]))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
         samples[name].append(time_us / passes[name].num_calls)
@@ -174,6 +179,11 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             gc.enable()
     torch.cuda.synchronize()
     return graph
+
+
+def _rest(us: float) -> None:
+    """Leave the device idle for as long as it has worked; what it did on the host's clock needs none of that."""
+    time.sleep(1e-6 * min(us, 2.0 * _BURST_US))
 
 
 def _event_times_us(runs: Sequence[Call]) -> list[float]:
