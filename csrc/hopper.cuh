@@ -16,7 +16,8 @@ constexpr u32 BOX_BYTES = 64 * 128;
 constexpr u64 SWIZZLE_128B = u64(1) << 62;
 
 DEVICE u64 descriptor(u32 address, u32 leading_bytes, u32 stride_bytes) {
-  return SWIZZLE_128B | u64(stride_bytes >> 4) << 32 | u64(leading_bytes >> 4) << 16 | u64(address >> 4);
+  // In a cluster the upper bits of an address name the block: they must not reach the next field.
+  return SWIZZLE_128B | u64(stride_bytes >> 4) << 32 | u64(leading_bytes >> 4) << 16 | u64((address & 0x3ffff) >> 4);
 }
 
 // Rows are M or N, the 128 bytes run along K (64 values): + 2 moves on by 16 values of K. Groups of 8 rows lie 1,024
