@@ -10,11 +10,16 @@ import json
 import os
 import re
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kdlab.errors import BuildError
 
+MAX_ENTRIES = 2000
+"""Some 100 MB to 200 MB."""
+_TEMPORARY = ".unfinished-"
+_STRAY_S = 3600.0
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame")
 _SPILL = re.compile(r"(\d+) bytes spill (?:stores|loads)")
@@ -86,6 +91,7 @@ def store_cubin(folder: Path, key: str, cubin: Cubin, what: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(folder / f"{key}.cubin", cubin.content)
         _write(folder / f"{key}.json", json.dumps(facts, indent=1).encode())
+        _prune(folder)
     except OSError as error:
         raise BuildError(
             f"compiled kernels cannot be kept in {folder} ({error.strerror or error}): make that folder writable, or "
@@ -93,8 +99,28 @@ def store_cubin(folder: Path, key: str, cubin: Cubin, what: str) -> None:
         ) from error
 
 
+def _prune(folder: Path) -> None:
+    """Remove the oldest entries over the limit, and what killed processes left."""
+    now = time.time()
+    ages = {path: now - status.st_mtime for path in folder.iterdir() if (status := _status(path))}
+    oldest_last = sorted((path for path in ages if path.suffix == ".cubin"), key=ages.__getitem__)
+    for path in oldest_last[MAX_ENTRIES:]:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+    for path, age in ages.items():
+        if path.name.startswith(_TEMPORARY) and age > _STRAY_S:
+            path.unlink(missing_ok=True)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # another process removed it just now
+        return None
+
+
 def _write(path: Path, content: bytes) -> None:
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:16]}-")
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
     try:
         with os.fdopen(number, "wb") as file:
             file.write(content)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kdlab.errors import BuildError
-from kdlab.kernels import jit, jit_build
+from kdlab.kernels import jit, jit_build, jit_cache
 from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.jit_build import compile_build
 from kdlab.kernels.jit_cache import parse_resources
@@ -91,6 +91,21 @@ def test_what_an_edit_during_the_compilation_made_is_not_kept_as_the_old_text(cs
     (csrc / "factor.cuh").write_text("#define FACTOR 2\n")
     two, _ = compile_build(PLAIN, ARCH)
     assert two.content != five.content
+
+
+def test_the_cache_drops_what_is_oldest(csrc, compiled, monkeypatch):
+    monkeypatch.setattr(jit_cache, "MAX_ENTRIES", 2)
+    builds = [Build("plain.cu", (("NUMBER", n),)) for n in range(3)]
+    for age, build in enumerate(builds):
+        compile_build(build, ARCH)
+        for path in (csrc / "cache" / "kernels").glob("*.cubin"):
+            os.utime(path, (path.stat().st_mtime - 60,) * 2)
+        assert len(entries(csrc)) == 2 * min(age + 1, 2)
+    compile_build(builds[2], ARCH)
+    compile_build(builds[1], ARCH)
+    assert len(compiled) == 3
+    compile_build(builds[0], ARCH)
+    assert len(compiled) == 4
 
 
 def test_the_cache_is_where_the_environment_says(csrc, tmp_path, monkeypatch):

@@ -152,9 +152,13 @@ def test_a_process_killed_while_it_compiles_leaves_nothing_in_the_way(csrc):
     assert not (csrc / "cache").exists()
     wait_until(lambda: not is_running(children[0]))
     (csrc / "cache" / "kernels").mkdir(parents=True)
-    (csrc / "cache" / "kernels" / ".0123-half").write_bytes(b"half")
+    fresh, stray = (csrc / "cache" / "kernels" / f".unfinished-{name}" for name in ("fresh", "stray"))
+    fresh.write_bytes(b"half")
+    stray.write_bytes(b"half")
+    os.utime(stray, (time.time() - 7200,) * 2)
     cubin, _ = compile_build(Build("slow.cu"), ARCH)
     assert list(cubin.kernels) == ["slow"]
+    assert (fresh.exists(), stray.exists()) == (True, False)
 
 
 def is_running(pid):

@@ -196,6 +196,20 @@ def test_an_edit_takes_effect_at_the_next_call(csrc):
 
 
 @pytest.mark.gpu
+def test_each_gpu_runs_its_own(csrc):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for index in (1, 0, 1):  # whichever GPU is the current one
+        device = torch.device("cuda", index)
+        x, out = torch.zeros(32, device=device), torch.zeros(1, device=device)
+        kernel(LAUNCH, "add_one", device).launch(1, 32, x)
+        kernel(LAUNCH, "big_shared", device).launch(1, 256, out, 20_000, shared_bytes=80_000)
+        assert (x.sum().item(), out.item()) == (32.0, 20_254.0)
+        with pytest.raises(ArgumentError, match=rf"a tensor on cuda:{1 - index}"):
+            kernel(LAUNCH, "add_one", torch.device("cuda", 1 - index)).launch(1, 32, x)
+
+
+@pytest.mark.gpu
 def test_a_captured_graph_outlives_an_edit(csrc):
     build, x, y = Build("plain.cu"), torch.ones(64, device=CUDA), torch.zeros(64, device=CUDA)
     graph = torch.cuda.CUDAGraph()
