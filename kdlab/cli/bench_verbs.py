@@ -54,6 +54,21 @@ def run_bench_counters(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_bench_compare(arguments: argparse.Namespace) -> int:
+    """Say how far the kernel times of two runs lie apart; status 1 when one is further than the tolerance."""
+    from kdlab.bench import read_rows
+    from kdlab.bench.kernels import compare_runs
+
+    apart = compare_runs(read_rows(arguments.first), read_rows(arguments.second))
+    beyond = int((apart["difference"].abs() > arguments.tolerance).sum())
+    if arguments.json:
+        print_json({"tolerance": arguments.tolerance, "beyond": beyond, "rows": apart.to_dict("records")})
+    else:
+        print_table(apart.head(max(beyond, 5)).to_dict("records"))
+        print(f"{len(apart) - beyond} of {len(apart)} times agree within {arguments.tolerance:.0%}")
+    return 1 if beyond else 0
+
+
 def _ceilings(rows: "pd.DataFrame") -> list[dict[str, Any]]:
     measured = rows[rows["op"] == "ceiling"]
     return [{**json.loads(row["case"]), "value": row["value"], "unit": row["unit"]} for _, row in measured.iterrows()]

@@ -141,6 +141,14 @@ def _add_bench(verbs: Any) -> None:
     text = "Count the bytes that each attention kernel reads, under Nsight Compute (`ncu`); needs a GPU."
     parser = _add_verb(benchmarks, "counters", bench_verbs.run_bench_counters, text, examples)
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    examples = """
+        kdlab bench compare first.parquet second.parquet
+    """
+    text = "Compare the kernel times of two runs; status 1 when one differs by more than the tolerance."
+    parser = _add_verb(benchmarks, "compare", bench_verbs.run_bench_compare, text, examples)
+    parser.add_argument("first", metavar="FIRST")
+    parser.add_argument("second", metavar="SECOND")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="as a share (default: %(default)s)")
 
 
 def _names(text: str) -> list[str]:

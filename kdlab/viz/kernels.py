@@ -14,10 +14,10 @@ from kdlab.errors import ArgumentError
 from kdlab.viz import theme
 
 _COLOURS = {
-    "cuda": theme.BLUE, "wgmma": theme.BLUE, "mma": theme.GREEN, "mma sm_120": theme.SKY, "flashmla": theme.PURPLE,
+    "cuda": theme.BLUE, "wgmma": theme.BLUE, "mma": theme.GREEN, "mma fixed split": theme.SKY, "flashmla": theme.PURPLE,
     "naive": theme.ORANGE, "flashmla prefix": theme.VERMILLION,
 }  # fmt: skip
-_MARKERS = {"wgmma": "o", "cuda": "o", "mma": "s", "mma sm_120": "s", "flashmla": "D", "naive": "^"}
+_MARKERS = {"wgmma": "o", "cuda": "o", "mma": "s", "mma fixed split": "s", "flashmla": "D", "naive": "^"}
 _PEER_MARKERS = ("X", "P", "v")
 _EAGER = " (eager)"
 _GOAL: dict[str, Any] = {

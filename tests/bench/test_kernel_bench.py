@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kdlab.bench import read_rows, write_rows
-from kdlab.bench.kernels import HEADS, OPS, bench_kernels, case_text, kernel_table, runner, verdict_lines
+from kdlab.bench.kernels import HEADS, OPS, bench_kernels, case_text, compare_runs, kernel_table, runner, verdict_lines
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
 from kdlab.bench.kernels.goals import goal_us
 from kdlab.bench.timing import Pass
@@ -229,6 +229,25 @@ def test_a_table_is_of_one_run():
     both = pd.concat([rows, rows.assign(run_id="another")])
     with pytest.raises(ArgumentError, match="2 runs"):
         kernel_table(both)
+
+
+def test_two_runs_are_compared_time_by_time(tmp_path, capsys):
+    first, second = kernel_rows(), kernel_rows()
+    moved = (second["impl"] == "mma") & (second["context"] == 4096) & (second["graph"] == "graph")
+    second.loc[moved, ["value", "median"]] *= 1.2
+    apart = compare_runs(first, second)
+    assert len(apart) == len(kernel_table(first).query("mode == 'graph'"))
+    assert apart["difference"].iloc[0] == pytest.approx(0.2)
+    assert (apart["difference"].iloc[1:] == 0.0).all()
+    with pytest.raises(ArgumentError, match="same GPU"):
+        compare_runs(first, second.assign(gpu="another"))
+    write_rows(first, tmp_path / "a")
+    write_rows(second, tmp_path / "b")
+    assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/a"]) == 0
+    assert "20 of 20 times agree within 5%" in capsys.readouterr().out
+    assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/b"]) == 1
+    assert "mma" in capsys.readouterr().out
+    assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/b", "--tolerance", "0.3"]) == 0
 
 
 def test_sizes_in_words():

@@ -3,7 +3,7 @@
 from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows, least_read_bytes
 from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
-from kdlab.bench.kernels.table import case_text, error_table, graph_times, kernel_table, verdict_lines
+from kdlab.bench.kernels.table import case_text, compare_runs, error_table, graph_times, kernel_table, verdict_lines
 
 __all__ = [
     "COUNTED_ARMS",
@@ -14,6 +14,7 @@ __all__ = [
     "KernelBench",
     "bench_kernels",
     "case_text",
+    "compare_runs",
     "counted_command",
     "counter_rows",
     "error_table",

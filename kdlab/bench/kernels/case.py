@@ -1,7 +1,7 @@
 """What the kernel benchmark is made of: a case (an op at one size) and its arms (who does it, and what is right)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ class Case:
     cost: Callable[[Inputs], Cost]  # fewest bytes and operations of a set
     set_bytes: int  # what a call touches, about
     default: bool = True  # in the short run as well
-    missing: Mapping[str, str] = field(default_factory=dict)  # arms that do not stand here, and why
 
     @property
     def name(self) -> str:

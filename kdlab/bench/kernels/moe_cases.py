@@ -83,6 +83,10 @@ def moe_case(rows: int, weights: Weights, *, shared: bool, default: bool = True)
             exact += reference.moe_experts(x, everyone, torch.ones_like(everyone).double(), _widened(weights.shared))
         return relative_error(out, exact)
 
+    def plain(inputs: Inputs) -> Tensor:
+        shared_expert = weights.shared if shared else None
+        return moe_int4(**inputs, experts=weights.packed, shared=shared_expert, impl="reference")
+
     def cublas(inputs: Inputs) -> Tensor:
         return reference.moe_experts(inputs["x"], inputs["expert_ids"], inputs["weights"], weights.dense)
 
@@ -93,7 +97,10 @@ def moe_case(rows: int, weights: Weights, *, shared: bool, default: bool = True)
     def cost(inputs: Inputs) -> Cost:
         return moe_int4_cost(inputs["expert_ids"], HIDDEN, weights.width, shared=shared)
 
-    arms = {"cuda": Arm(run, error, _LIMIT, goal=True)}
+    arms = {
+        "cuda": Arm(run, error, _LIMIT, goal=True),
+        "torch": Arm(plain, error, _LIMIT, own=False, timed=False),
+    }
     if rows <= _MOST_PEER_ROWS and not shared:
         # The host groups the rows, so no graph can hold it.
         arms["cublas bf16"] = Arm(cublas, cublas_error, _LIMIT, graph=False, own=False)

@@ -82,7 +82,8 @@ def bench_kernels(
     _check_chosen("ops", ops, OPS)
     _check_chosen("heads", heads, HEADS)
     require_gpu("bench kernels")
-    run, device = _Run(time.monotonic() + seconds), torch.device("cuda")
+    begin, device = time.monotonic(), torch.device("cuda")
+    run = _Run(begin + seconds)
     provenance, before, arch = run_provenance(device="cuda", dtype="bfloat16"), gpu_state(device), arch_of(device)
     compile_all([(build, arch) for build in all_builds() if arch in build.archs], workers=_COMPILERS)
     ceilings = measure_ceilings()
@@ -101,6 +102,7 @@ def bench_kernels(
     if not judged:
         run.messages[f"goals are set for an {GOAL_GPU}: none is judged on {provenance['gpu']}"] = None
     run.rows += bound_rows(costs, run.rows, ceilings, goals=judged)
+    run.messages[f"{len(costs)} cases in {time.monotonic() - begin:.0f} s"] = None
     state = state_columns(before, gpu_state(device))
     return KernelBench(to_frame(run.rows, provenance, state), tuple(run.messages))
 

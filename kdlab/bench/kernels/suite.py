@@ -59,6 +59,6 @@ def _checks(op: str, heads: int) -> Iterator[Case]:
     elif op == "norm_rope":
         yield _in("cache_cases").norm_rope_case(2, 9, heads)
     elif op == "moe_int4":
-        weights = _in("moe_cases").Weights(EXPERT_WIDTH // max(HEADS) * min(HEADS), 16)
+        weights = _in("moe_cases").Weights(EXPERT_WIDTH * heads // max(HEADS), 16)
         for rows, shared in ((5, False), (33, False), (5, True)):
             yield _in("moe_cases").moe_case(rows, weights, shared=shared)

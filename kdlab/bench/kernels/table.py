@@ -47,6 +47,31 @@ def graph_times(table: pd.DataFrame) -> pd.DataFrame:
     return table[in_graph | ~keys.isin(keys[in_graph])]
 
 
+def compare_runs(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the times of two runs lie apart: op, case, impl, own, both times in a graph and their difference.
+
+    Args:
+        first, second: rows of `bench_kernels`.
+
+    Returns:
+        One line an arm that both timed in a graph, the largest `difference` (of the second from the first, as a share
+        of the first) at the top.
+
+    Raises:
+        ArgumentError: they have no arm in common, or ran on different GPUs.
+    """
+    gpus = sorted({*first["gpu"].dropna(), *second["gpu"].dropna()})
+    if len(gpus) > 1:
+        raise ArgumentError("second", "rows of the same GPU", ", ".join(gpus))
+    keys = ["op", "case", "impl", "own"]
+    tables = [kernel_table(rows).query("mode == @GRAPH")[[*keys, "us"]] for rows in (first, second)]
+    both = tables[0].merge(tables[1], on=keys, suffixes=("_first", "_second"))
+    if both.empty:
+        raise ArgumentError("second", "arms of the first run", "none")
+    both["difference"] = both["us_second"] / both["us_first"] - 1.0
+    return both.sort_values("difference", key=abs, ascending=False, ignore_index=True)
+
+
 def error_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the errors of a run's checks: op, case, impl, own and error."""
     errors = rows[rows["metric"] == "relative_error"]
