@@ -5,7 +5,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from kdlab.cli.output import Progress, print_json, print_table
+from kdlab.cli.output import Progress, print_json, print_table, say
+from kdlab.errors import KdlabError, UnsupportedDevice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,16 @@ def run_bench_counters(arguments: argparse.Namespace) -> int:
     from kdlab.profiling import collect_counters
 
     op = "verify_attention"
-    counted = {arm: collect_counters(counted_command(op, arm, COUNTED_SIZES)) for arm in COUNTED_ARMS}
+    counted = {}
+    for arm in COUNTED_ARMS:
+        try:
+            counted[arm] = collect_counters(counted_command(op, arm, COUNTED_SIZES))
+        except UnsupportedDevice:
+            raise
+        except KdlabError as failure:  # one that this GPU cannot run; the others can
+            say(f"{arm}: {failure}")
+    if not counted:
+        raise KdlabError("hardware counters: no implementation could be counted")
     rows = counter_rows(op, COUNTED_SIZES, counted)
     if arguments.out:
         write_rows(rows, arguments.out)

@@ -70,7 +70,9 @@ def collect_counters(
         if sign in text:
             raise UnsupportedDevice(f"hardware counters: {meaning}")
     if status:
-        last = (text.strip().splitlines() or ["no output"])[-1]
+        said = [line for line in text.strip().splitlines() if not line.startswith("==PROF==")]
+        own = [line for line in said if not line.startswith("==")]  # the program's last words say more than ncu's
+        last = (own or said or ["no output"])[-1]
         raise KdlabError(f"hardware counters: ncu ended with status {status}: {last}")
     found = parse_counters(text, counters)
     if not found:

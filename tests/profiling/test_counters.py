@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from kdlab.bench import read_rows
 from kdlab.bench.kernels import COUNTED_SIZES, counted_command, counter_rows
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
@@ -66,7 +67,8 @@ def test_ncu_is_called_without_touching_the_clocks(ncu):
     [
         ("==ERROR== ERR_NVGPUCTRPERM", 1, UnsupportedDevice, "may not read the counters"),
         ("Failed to initialize the profiler: LibraryNotLoaded", 1, UnsupportedDevice, "no profiling library"),
-        ("a\nlast words", 3, KdlabError, "status 3: last words"),
+        ("a\nlast words\n==ERROR== it failed", 3, KdlabError, "status 3: last words"),
+        ("==PROF== x\n==ERROR== cannot", 2, KdlabError, "status 2: ==ERROR== cannot"),
         ("==PROF== Connected", 0, KdlabError, "launched no kernel"),
     ],
 )
@@ -90,6 +92,18 @@ def test_without_ncu_it_says_so(monkeypatch, capsys):
         collect_counters(["program"])
     assert main(["bench", "counters"]) == 2
     assert "not on the PATH" in capsys.readouterr().err
+
+
+def test_the_command_prints_a_line_an_implementation_and_names_one_that_cannot_run(ncu, capsys, tmp_path):
+    refuse = 'case "$*" in *wgmma*) echo "for sm_90a alone"; exit 1;; esac'
+    ncu(CSV, extra=refuse)
+    assert main(["bench", "counters", "--out", f"{tmp_path}/rows.parquet"]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["impl", "naive", "mma"]
+    assert "wgmma: hardware counters: ncu ended with status 1: for sm_90a alone" in printed.err
+    assert set(read_rows(tmp_path / "rows.parquet")["impl"]) == {"naive", "mma"}
+    ncu("nothing", status=1)
+    assert main(["bench", "counters"]) == 1
 
 
 def test_counters_become_rows_summed_over_the_kernels_of_a_call():
