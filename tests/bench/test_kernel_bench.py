@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from kdlab.bench import read_rows, write_rows
-from kdlab.bench.kernels import HEADS, OPS, bench_kernels, case_text, compare_runs, kernel_table, runner, verdict_lines
+from kdlab.bench.kernels import (
+    HEADS,
+    OPS,
+    bench_kernels,
+    case_text,
+    compare_runs,
+    kernel_table,
+    representative_cases,
+    runner,
+    verdict_lines,
+)
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
 from kdlab.bench.kernels.goals import goal_us
 from kdlab.bench.timing import Pass
@@ -231,6 +241,14 @@ def test_a_table_is_of_one_run():
         kernel_table(both)
 
 
+def test_the_overview_has_one_case_an_op():
+    table = kernel_table(kernel_rows())
+    chosen = representative_cases(table).drop_duplicates(["op", "case"]).set_index("op")["case"].to_dict()
+    assert chosen["verify_attention"] == "S=1 N=33 prefix=4096 H=64"
+    assert chosen["tree_build"] == "S=1 B=64 L=15 K=64 peaked"
+    assert list(chosen) == list(dict.fromkeys(table["op"]))
+
+
 def test_two_runs_are_compared_time_by_time(tmp_path, capsys):
     first, second = kernel_rows(), kernel_rows()
     moved = (second["impl"] == "mma") & (second["context"] == 4096) & (second["graph"] == "graph")
@@ -253,6 +271,7 @@ def test_two_runs_are_compared_time_by_time(tmp_path, capsys):
 def test_sizes_in_words():
     sizes = {"heads": 64, "prefix": 4096, "rows": 33, "streams": 8}
     assert case_text({"streams": 1, "budget": 64, "draft": "peaked"}) == "S=1 B=64 peaked"
+    assert case_text({"rows": 1, "temperature": 1.0, "top_p": 1.0}) == "N=1 T=1"
     assert case_text({"rows": 33, "shared": True, "tap_width": 0, "temperature": 0.5}) == "N=33 shared T=0.5"
     assert json.loads(kernel_rows()["case"].iloc[0]).keys() <= sizes.keys() | {"of", "what"}
 

@@ -3,7 +3,15 @@
 from kdlab.bench.kernels.counted import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows, least_read_bytes
 from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
-from kdlab.bench.kernels.table import case_text, compare_runs, error_table, graph_times, kernel_table, verdict_lines
+from kdlab.bench.kernels.table import (
+    case_text,
+    compare_runs,
+    error_table,
+    graph_times,
+    kernel_table,
+    representative_cases,
+    verdict_lines,
+)
 
 __all__ = [
     "COUNTED_ARMS",
@@ -21,5 +29,6 @@ __all__ = [
     "graph_times",
     "kernel_table",
     "least_read_bytes",
+    "representative_cases",
     "verdict_lines",
 ]

@@ -47,6 +47,18 @@ def graph_times(table: pd.DataFrame) -> pd.DataFrame:
     return table[in_graph | ~keys.isin(keys[in_graph])]
 
 
+def representative_cases(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of one case an op: the one nearest to one stream, 33 rows, prefix 4,096 and all heads.
+
+    Args:
+        table: from `kernel_table`.
+    """
+    wanted = {"streams": 1, "rows": 33, "prefix": 4096, "heads": 64}
+    hits = table.reindex(columns=list(wanted)).eq(pd.Series(wanted)).sum(axis=1)
+    nearest = hits.groupby(table["op"], sort=False).idxmax()
+    return table[table["case"].eq(table["op"].map(table.loc[nearest].set_index("op")["case"]))]
+
+
 def compare_runs(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return how far the times of two runs lie apart: op, case, impl, own, both times in a graph and their difference.
 
@@ -81,14 +93,14 @@ def error_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_text(sizes: Mapping[str, Any]) -> str:
-    """Return an op's sizes in words, `S=8 N=33 prefix=4096 H=64`; what is 0 or False is left out."""
+    """Return an op's sizes in words, `S=8 N=33 prefix=4096 H=64`; what is 0, False or without effect is left out."""
     words = []
     for name, value in sizes.items():
         if isinstance(value, str):
             words.append(value)
         elif value is True:
             words.append(name)
-        elif value:
+        elif value and (name, value) != ("top_p", 1.0):
             words.append(f"{_SIZE_NAMES.get(name, name)}={value:g}")
     return " ".join(words)
 
