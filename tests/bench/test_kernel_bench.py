@@ -1,5 +1,6 @@
 """The kernel benchmark: wrong arms refused, time shared out, floors and goals in the rows; on a GPU a short run."""
 
+import dataclasses
 import json
 import time
 
@@ -128,6 +129,17 @@ def test_out_of_time_is_said_with_the_first_case_that_was_cut(no_gpu):
     assert list(run.messages) == [
         "out of time: 3 cases left out, from verify_attention streams=1 rows=3 prefix=256 heads=64"
     ]
+
+
+def test_a_case_that_does_not_fit_the_card_leaves_the_others(no_gpu, monkeypatch):
+    def too_large(seed):
+        raise torch.OutOfMemoryError("80 GiB")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    run, good = runner._Run(time.monotonic() + 60), make_case({"cuda": arm(double)})
+    costs = runner._time_cases(run, [dataclasses.replace(good, make=too_large), good], None)
+    assert [case for case, _ in costs] == [good]
+    assert "left out, its buffers do not fit" in "".join(run.messages)
 
 
 def test_every_case_gets_its_share_of_what_is_left(no_gpu, monkeypatch):

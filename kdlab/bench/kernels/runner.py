@@ -118,13 +118,8 @@ def _checked_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, who
     """Check every arm of every op; returns the cases to time."""
     every: list[Case] = []
     for op in ops:
-        try:
-            cases, checks = cases_of(op, heads), checks_of(op, heads)
-        except ImportError as failure:
-            run.messages[f"{op}: not there: {failure}"] = None
-            continue
-        every += cases
-        for case in checks:
+        every += cases_of(op, heads)
+        for case in checks_of(op, heads):
             _check(run, case)
     chosen = [case for case in every if whole or case.default]
     if len(chosen) < len(every):
@@ -160,7 +155,11 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
             run.messages[f"out of time: {len(cases) - done} cases left out, from {case.name}"] = None
             break
         budget = min(_MOST_CASE_S, max(_LEAST_CASE_S, share - set_up_s))
-        costs.append((case, _time_case(run, case, budget)))
+        try:
+            costs.append((case, _time_case(run, case, budget)))
+        except torch.OutOfMemoryError:
+            run.messages[f"{case.name}: left out, its buffers do not fit this card's memory"] = None
+            torch.cuda.empty_cache()
         set_up_s += 0.3 * (max(0.0, time.monotonic() - begin - budget) - set_up_s)
         if progress is not None:
             progress(done + 1, len(cases))

@@ -1,9 +1,8 @@
 """Which cases the kernel benchmark has: all, the few of a short run, and the small ones that check every arm first."""
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from typing import Any
 
+from kdlab.bench.kernels import attention_cases, cache_cases, logits_cases, moe_cases, tree_cases
 from kdlab.bench.kernels.case import EXPERT_WIDTH, Case
 
 HEADS = (64, 8)
@@ -12,20 +11,15 @@ HEADS = (64, 8)
 _PER_HEADS = ("verify_attention", "moe_int4", "norm_rope")
 """What depends on how many ranks share a layer; the others are the same on every rank and are timed once."""
 
-
-def _in(name: str) -> Any:
-    return import_module(f"kdlab.bench.kernels.{name}")
-
-
 _CASES: dict[str, Callable[[int], Iterator[Case]]] = {
-    "draft_topk": lambda heads: _in("logits_cases").topk_cases(),
-    "tree_build": lambda heads: _in("tree_cases").build_cases(),
-    "verify_attention": lambda heads: _in("attention_cases").attention_cases(heads),
-    "target_sample": lambda heads: _in("logits_cases").sample_cases(),
-    "tree_accept": lambda heads: _in("tree_cases").accept_cases(),
-    "kv_commit": lambda heads: _in("cache_cases").commit_cases(),
-    "moe_int4": lambda heads: _in("moe_cases").moe_cases(EXPERT_WIDTH * heads // max(HEADS)),
-    "norm_rope": lambda heads: _in("cache_cases").norm_rope_cases(heads),
+    "draft_topk": lambda heads: logits_cases.topk_cases(),
+    "tree_build": lambda heads: tree_cases.build_cases(),
+    "verify_attention": attention_cases.attention_cases,
+    "target_sample": lambda heads: logits_cases.sample_cases(),
+    "tree_accept": lambda heads: tree_cases.accept_cases(),
+    "kv_commit": lambda heads: cache_cases.commit_cases(),
+    "moe_int4": lambda heads: moe_cases.moe_cases(EXPERT_WIDTH * heads // max(HEADS)),
+    "norm_rope": cache_cases.norm_rope_cases,
 }
 OPS = tuple(_CASES)
 
@@ -42,23 +36,23 @@ def checks_of(op: str, heads: tuple[int, ...]) -> list[Case]:
 
 def _checks(op: str, heads: int) -> Iterator[Case]:
     if op == "draft_topk":
-        yield _in("logits_cases").topk_case(2, 3, 5000, 64)
+        yield logits_cases.topk_case(2, 3, 5000, 64)
     elif op == "target_sample":
         for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.95)):
-            yield _in("logits_cases").sample_case(9, 5000, temperature, top_p)
+            yield logits_cases.sample_case(9, 5000, temperature, top_p)
     elif op == "tree_build":
         for spread in ("peaked", "flat"):
-            yield _in("tree_cases").build_case(2, 64, spread)
+            yield tree_cases.build_case(2, 64, spread)
     elif op == "tree_accept":
-        yield _in("tree_cases").accept_case(2, 33)
+        yield tree_cases.accept_case(2, 33)
     elif op == "verify_attention":
         for streams, rows, prefix in ((2, 9, 100), (1, 33, 4096)):
-            yield _in("attention_cases").attention_case(streams, rows, prefix, heads)
+            yield attention_cases.attention_case(streams, rows, prefix, heads)
     elif op == "kv_commit":
-        yield _in("cache_cases").commit_case(2, 5, layers=3, tap_width=64)
+        yield cache_cases.commit_case(2, 5, layers=3, tap_width=64)
     elif op == "norm_rope":
-        yield _in("cache_cases").norm_rope_case(2, 9, heads)
+        yield cache_cases.norm_rope_case(2, 9, heads)
     elif op == "moe_int4":
-        weights = _in("moe_cases").Weights(EXPERT_WIDTH * heads // max(HEADS), 16)
+        weights = moe_cases.Weights(EXPERT_WIDTH * heads // max(HEADS), 16)
         for rows, shared in ((5, False), (33, False), (5, True)):
-            yield _in("moe_cases").moe_case(rows, weights, shared=shared)
+            yield moe_cases.moe_case(rows, weights, shared=shared)
