@@ -103,14 +103,15 @@ def test_the_floor_is_the_longer_of_bytes_and_operations():
 
 
 def copies(mb, count):
-    pairs = [torch.empty(2, mb * MB, dtype=torch.uint8, device="cuda").random_() for _ in range(count)]
-    return [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs]
+    """A kernel that reads and writes so many MB each; the driver's own copy slows down at large sizes."""
+    pairs = [torch.randn(2, mb * MB // 4, device="cuda") for _ in range(count)]
+    return [lambda pair=pair: torch.mul(pair[0], 1.0, out=pair[1]) for pair in pairs]
 
 
 @pytest.mark.gpu
 def test_a_copy_never_passes_the_bandwidth_of_the_device():
-    large = copies(1024, 2)
-    ceiling = 2 * 1024 * MB / min(timing.graph_times_us(large, seconds=0.1))
+    large = copies(512, 2)
+    ceiling = 2 * 512 * MB / min(timing.graph_times_us(large, seconds=0.1))
     for size in (1, 8, 64):
         times = timing.graph_times_us(copies(size, timing.rotations(2 * size * MB)), seconds=0.1)
         assert 2 * size * MB / sorted(times)[len(times) // 2] <= 1.03 * ceiling
