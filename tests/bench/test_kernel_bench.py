@@ -21,7 +21,7 @@ from kdlab.bench.kernels import (
     verdict_lines,
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
-from kdlab.bench.kernels.goals import goal_us
+from kdlab.bench.kernels.goals import goal_us, mma_goal_us
 from kdlab.bench.timing import Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
@@ -197,6 +197,7 @@ def no_times(op, sizes, impl):
         ("tree_build", {"streams": 8, "budget": 256}, 0.1, None),
         ("verify_attention", {}, 20.0, None),
         ("target_sample", {}, 3.0, 6.0),
+        ("target_sample", {}, 0.1, 2.12),
         ("tree_accept", {"streams": 8, "rows": 64}, 0.1, 2.5),
         ("tree_accept", {"streams": 1, "rows": 64}, 0.1, None),
         ("kv_commit", {"streams": 1, "moved": 8, "tap_width": 0}, 0.3, 5.0),
@@ -206,7 +207,8 @@ def no_times(op, sizes, impl):
     ],
 )
 def test_goals_are_those_of_the_design(op, sizes, floor, goal):
-    assert goal_us(op, sizes, floor, no_times) == (goal if goal is None else pytest.approx(goal))
+    cost = Cost(round(4_140_000 * floor))
+    assert goal_us(op, sizes, cost, no_times) == (goal if goal is None else pytest.approx(goal))
 
 
 def test_goals_that_stand_on_other_times():
@@ -216,9 +218,17 @@ def test_goals_that_stand_on_other_times():
         assert sizes.get("streams", 1) == 1
         return times[op, impl]
 
-    assert goal_us("verify_attention", {"streams": 1}, 40.0, medians) == pytest.approx(75.0)
-    assert goal_us("verify_attention", {"streams": 1}, 80.0, medians) == pytest.approx(80.0 / 0.83 + 4.0)
-    assert goal_us("tree_build", {"streams": 8, "budget": 512}, 0.1, medians) == pytest.approx(11.0)
+    short, long = Cost(0, 40 * 785_000_000), Cost(0, 80 * 785_000_000)
+    assert goal_us("verify_attention", {"streams": 1}, short, medians) == pytest.approx(75.0)
+    assert goal_us("verify_attention", {"streams": 1}, long, medians) == pytest.approx(80.0 / 0.83 + 4.0)
+    assert goal_us("tree_build", {"streams": 8, "budget": 512}, Cost(1), medians) == pytest.approx(11.0)
+
+
+def test_the_portable_kernel_is_held_against_mma_sync_alone():
+    sizes = {"streams": 8, "rows": 33, "prefix": 4096, "heads": 64}
+    assert mma_goal_us("verify_attention", sizes, 600_000_000, 1e12) == pytest.approx(1000.0)
+    assert mma_goal_us("verify_attention", sizes | {"rows": 9}, 600_000_000, 1e12) is None
+    assert mma_goal_us("moe_int4", sizes, 600_000_000, 1e12) is None
 
 
 def test_rows_become_one_table_and_go_through_a_file(tmp_path):
@@ -228,7 +238,7 @@ def test_rows_become_one_table_and_go_through_a_file(tmp_path):
     assert line["case"] == "S=1 N=33 prefix=4096 H=64"
     assert (line["us"], line["floor_us"], line["own"], line["mode"]) == (40.0, 24.0, True, "graph")
     assert line["roofline"] == pytest.approx(0.6)
-    assert line["goal_us"] == pytest.approx(max(0.75 * 50.0, 24.0 / 0.83 + 4.0))
+    assert line["goal_us"] == pytest.approx(max(0.75 * 50.0, 24.0 * 4.0 / 4.14 / 0.83 + 4.0))
     assert line["verdict"] == "missed"
     peers = table[table["impl"] == "flashmla prefix"]
     assert not peers["own"].any()

@@ -66,10 +66,9 @@ def bound_rows(
 
     found = []
     for case, cost in costs:
-        floor_us = ceilings.floor_us(cost)
-        found.append(_row(case, "floor_us", "us", value=floor_us))
+        found.append(_row(case, "floor_us", "us", value=ceilings.floor_us(cost)))
         wanted = {"mma": mma_goal_us(case.op, case.sizes, cost.flops, ceilings.mma_flops_per_s)}
-        wanted |= {name: goal_us(case.op, case.sizes, floor_us, median) for name, arm in case.arms.items() if arm.goal}
+        wanted |= {name: goal_us(case.op, case.sizes, cost, median) for name, arm in case.arms.items() if arm.goal}
         found += [_row(case, "goal_us", "us", value=us, impl=name) for name, us in wanted.items() if goals and us]
     return found
 
