@@ -107,6 +107,27 @@ DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" : : "r"(barrier) : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+// Arrives, and makes the phase wait for so many bytes of copy_bulk as well.
+DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }"
+               :
+               : "r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Copies `bytes` from global to shared memory without any thread's help; all three are multiples of 16.
+DEVICE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Between this thread's own accesses to shared memory, barriers' initialisation among them, and later bulk copies.
+DEVICE void fence_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+
 // Waits for the end of a phase; phases have the parities 0, 1, 0, ... so waiting for parity 1 first returns at once.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
   u32 done;

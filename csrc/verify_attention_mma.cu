@@ -6,28 +6,31 @@
 //        verify_merge.cu
 //   math o[i] = sum_j softmax_j(scale q[i].kv[j]) kv[j,:512], j over the prefix and {j : bit j of ancestors[i]}
 //   cost 2 N H L (576 + 512) FLOP for L keys, 1152 L bytes; a key is read once for 64 (row, head) pairs
-//   how  101,376 bytes of shared memory hold no 64 queries (73,728) beside two key blocks, so the queries live in
-//        registers: two groups of four warps take 32 pairs each, and the warps of a group divide the 576 columns of
-//        the scores' sum. They exchange partial scores, each warp finishes 8 of 32 keys, and then each adds its 128 of
-//        512 output columns. The groups run apart, so one computes while the other exchanges.
+//   how  101,376 bytes of shared memory hold no 64 queries (73,728) beside the keys, so the queries live in registers:
+//        two groups of four warps take 32 pairs each, and the warps of a group divide the 576 columns of the scores'
+//        sum. They exchange partial scores of 16 keys, each warp finishes one 16 x 8 tile of them, and each adds its
+//        128 of 512 output columns. Values are added one block of keys late, so that a single barrier a block serves
+//        the exchange and the weights, and products run while scores are finished. The groups run apart.
 //   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
 #include "mma.cuh"
 #include "verify_schedule.cuh"
 
 struct Config {
   static constexpr int C = 512, WIDTH = 576, PAGE = 64;
-  static constexpr int TILE_ROWS = 64, BLOCK_KEYS = 32, STAGES = 2;
+  static constexpr int TILE_ROWS = 64, BLOCK_KEYS = 16, STAGES = 4;
   static constexpr int GROUPS = 2, GROUP_WARPS = 4, GROUP_ROWS = TILE_ROWS / GROUPS;
   static constexpr int THREADS = GROUPS * GROUP_WARPS * WARP, GROUP_THREADS = GROUP_WARPS * WARP;
   static constexpr int SLICES = WIDTH / 64, VALUE_SLICES = C / 64;  // of 64 columns, 16 of them a warp of the group
-  static constexpr int ROW_BYTES = 2 * WIDTH, CHUNKS = 8;           // 16-byte chunks of a slice of a row
-  static constexpr int OWN_KEYS = BLOCK_KEYS / GROUP_WARPS;         // keys whose scores a warp finishes
+  static constexpr int ROW_BYTES = 2 * WIDTH;
+  static constexpr int ROW_STRIDE = ROW_BYTES + 16;  // 8 rows of a column of 16 bytes, read together, lie in all banks
   static constexpr float STALE = 8.0f;  // log2 by which a score may be above its row's reference
 };
 static_assert(Config::WIDTH % 64 == 0 && Config::C % 64 == 0, "slices of 64 columns");
-static_assert(Config::GROUP_ROWS == 32 && Config::OWN_KEYS == 8, "two m16 tiles by one n8 tile a warp");
+static_assert(Config::GROUP_ROWS == 32 && Config::BLOCK_KEYS == 16, "2 x 2 tiles of 16 rows and 8 keys, one a warp");
+static_assert(Config::STAGES * Config::BLOCK_KEYS == Config::TILE_ROWS, "queries pass through the stages");
 static_assert(Config::PAGE % Config::BLOCK_KEYS == 0, "a key block lies in one page");
-static_assert(Config::BLOCK_KEYS * Config::CHUNKS == Config::THREADS, "a thread copies one chunk of each slice");
+static_assert(Config::BLOCK_KEYS * 8 == Config::GROUP_THREADS, "a thread copies one chunk of each slice");
+static_assert(Config::ROW_STRIDE / 16 % 2 == 1, "an odd number of 16-byte units");
 static_assert(sizeof(Scalar) == 2, "bf16 or half");
 static_assert(Config::STALE < 15.0f, "weights up to 2^STALE fit half");
 
@@ -38,25 +41,21 @@ struct Params {
   const Scalar* __restrict__ pages;      // [P, 64, 576]
   const i32* __restrict__ block_table;   // [S, M]
   const u32* __restrict__ ancestors;     // [S, N, W]
-  Scalar* __restrict__ o;                // [S, N, H, 512]
-  float* __restrict__ lse;               // [S, N, H]
-  float* __restrict__ o_partial;         // [slots, 64, 512]
-  float* __restrict__ lse_partial;       // [slots, 64]
   int num_words, table_width, num_pages;
   float scale_log2;
 };
 
+union Exchange {
+  float4 scores[Config::GROUP_WARPS - 1][WARP];  // what a warp is given of its 16 x 8 tile: [from][lane]
+  uint2 weights[WARP];                           // what it makes of it: half an A fragment
+};
+
 struct Plan {
-  // Rows of 1,152 bytes; chunk c of a slice of row r stands at c ^ (r % 8), so that 8 rows of a column of chunks, which
-  // ldmatrix reads together, lie in different banks. Queries pass through on their way to registers.
-  alignas(128) u8 keys[Config::STAGES][Config::BLOCK_KEYS * Config::ROW_BYTES];
-  union {
-    float4 scores[Config::GROUP_WARPS - 1][2][WARP];  // what a warp is given of its 8 keys: [from][m tile][lane]
-    uint2 weights[2][WARP];  // what it makes of them, half an A fragment: [m tile][lane]
-  } exchange[Config::GROUPS][Config::GROUP_WARPS];
-  float4 row_stats[Config::GROUPS][Config::GROUP_ROWS];  // a value of each warp: maximum, at the end the sum
-  float reference[Config::TILE_ROWS];  // of each row: weights are 2^(score - reference)
-  alignas(16) int is_above[Config::GROUPS][Config::GROUP_WARPS];  // a score of this warp is far above its reference
+  alignas(128) u8 keys[Config::STAGES][Config::BLOCK_KEYS * Config::ROW_STRIDE];
+  Exchange exchange[2][Config::GROUPS][Config::GROUP_WARPS];  // of the latest two key blocks
+  float4 row_stats[Config::GROUPS][Config::GROUP_ROWS];  // per warp: a row's maximum (two warps), at the end its sum
+  float reference[Config::TILE_ROWS];                    // of each row: weights are 2^(score - reference)
+  alignas(16) int is_above[2][Config::GROUPS][Config::GROUP_WARPS];  // a score of this warp is far above a reference
   alignas(8) u64 loaded[Config::STAGES], freed[Config::STAGES], weights_read[Config::GROUPS];
   Part part;
   StreamWork work;
@@ -66,11 +65,12 @@ struct Plan {
 static_assert(sizeof(Plan) == PLAN_BYTES, "the launch asks for as much");
 static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_120");
 
-// Accumulators of a warp: 32 rows x 128 columns of the output, and its slice of the queries.
+// What a warp holds: 32 rows x 128 columns of the output, its columns of 32 queries, the tile of scores it finished.
 struct State {
   float o[2][2 * Config::VALUE_SLICES][4];  // [m tile][n tile][D fragment]
   u32 q[2][Config::SLICES][4];              // [m tile][slice][A fragment]
-  float sum[4];                             // of rows 16 m + 8 h + lane / 4 at 2 m + h, over this lane's keys
+  float scores[4];                          // D fragment, of the block whose values are added next
+  float sum[2], latest[2];  // of this lane's weights of rows g and g + 8 of its tile: before that block, of it
 };
 
 struct Warp {
@@ -83,50 +83,76 @@ DEVICE Warp this_warp() {
   w.lane = lane_id();
   w.group = warp_id() / Config::GROUP_WARPS;
   w.member = warp_id() % Config::GROUP_WARPS;
-  const int row = w.lane % 8, chunk = 2 * w.member;
-  const int low = w.lane / 8 % 2, high = w.lane / 16;
-  w.key_fragment = (row + 8 * high) * Config::ROW_BYTES + ((chunk + low) ^ row) * 16;
-  w.value_fragment = (row + 8 * low) * Config::ROW_BYTES + ((chunk + high) ^ row) * 16;
+  const int row = w.lane % 8, low = w.lane / 8 % 2, high = w.lane / 16;
+  w.key_fragment = (row + 8 * high) * Config::ROW_STRIDE + (2 * w.member + low) * 16;
+  w.value_fragment = (row + 8 * low) * Config::ROW_STRIDE + (2 * w.member + high) * 16;
   return w;
 }
 
-// Starts the copies of this thread's chunks of one row; `row` is null for a row of zeros.
-DEVICE void copy_row(u32 destination, const Scalar* row, const Scalar* valid_address) {
-  const Scalar* source = row != nullptr ? row : valid_address;
+DEVICE void group_barrier(const Warp& w) { named_barrier(1 + w.group, Config::GROUP_THREADS); }
+
+// Row of the tile of a lane's accumulators at m = i / 2, and of its D fragment's halves h = i % 2.
+DEVICE int row_of_value(const Warp& w, int i) { return w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4; }
+
+// ---- copies ------------------------------------------------------------------------------------------------------
+
+// Key `key` of the part's stream, or null: beyond its last used row, or the table names no page.
+DEVICE const Scalar* key_row(const Params& p, const Plan& plan, int key) {
+  if (key >= plan.work.prefix + plan.work.nodes) return nullptr;
+  const int page = p.block_table[i64(plan.part.stream) * p.table_width + key / Config::PAGE];
+  if (page < 0 || page >= p.num_pages) return nullptr;
+  return p.pages + (i64(page) * Config::PAGE + key % Config::PAGE) * Config::WIDTH;
+}
+
+// Starts the copy of key block `block`, the number `count` of this grid block. Rows that are not there come as zeros,
+// so that what stands in their place (NaN) meets no weight of 0.
+DEVICE void start_copy(const Params& p, Plan& plan, const Warp& w, int block, u32 count) {
+  // Of the blocks of a part, the fifth and later ones find one in their stage that both groups must be through with.
+  const bool wait = block >= plan.part.first_block + Config::STAGES;
+  const u32 freed = shared_address(&plan.freed[count % Config::STAGES]), phase = count / Config::STAGES - 1;
+  const u32 stage = shared_address(plan.keys[count % Config::STAGES]);
+  const u32 loaded = shared_address(&plan.loaded[count % Config::STAGES]);
+#if __CUDA_ARCH__ >= 900
+  if (warp_id() != count % (Config::THREADS / WARP)) return;
+  if (wait) barrier_wait(freed, phase % 2);
+  const bool mine = w.lane < Config::BLOCK_KEYS;
+  const Scalar* row = mine ? key_row(p, plan, block * Config::BLOCK_KEYS + w.lane) : nullptr;
+  const u32 to = stage + w.lane * Config::ROW_STRIDE;
+  if (mine && row == nullptr) {
+    const u64 zero = 0;
+    for (int i = 0; i < Config::ROW_BYTES; i += 8)
+      asm volatile("st.shared.u64 [%0], %1;" : : "r"(to + i), "l"(zero) : "memory");
+  }
+  const int rows = __popc(__ballot_sync(FULL_MASK, row != nullptr));
+  if (w.lane == 0) barrier_expect(loaded, rows * Config::ROW_BYTES);
+  __syncwarp();
+  if (row != nullptr) copy_bulk(to, row, Config::ROW_BYTES, loaded);
+#else
+  if (w.group != count % Config::GROUPS) return;
+  if (wait) barrier_wait(freed, phase % 2);
+  const int thread = threadIdx.x % Config::GROUP_THREADS, chunk = thread % 8;
+  const Scalar* row = key_row(p, plan, block * Config::BLOCK_KEYS + thread / 8);
+  const Scalar* source = (row != nullptr ? row : p.pages) + chunk * 8;
+  const u32 to = stage + thread / 8 * Config::ROW_STRIDE + chunk * 16;
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice)
-    copy_async(destination + slice * 128, source + slice * 64, row != nullptr);
+    copy_async(to + slice * 128, source + slice * 64, row != nullptr);
+  copy_async_arrive(loaded);
+#endif
 }
 
-DEVICE u32 copy_destination(u32 stage) {
-  const int row = threadIdx.x / Config::CHUNKS, chunk = threadIdx.x % Config::CHUNKS;
-  return stage + row * Config::ROW_BYTES + (chunk ^ (row % 8)) * 16;
-}
-
-// Starts the copy of key block `block`, the number `count` of this grid block. Rows of keys beyond the last used one
-// come as zeros, so that what stands there (NaN) meets no weight of 0.
-DEVICE void start_copy(const Params& p, Plan& plan, int block, u32 count) {
-  const int key = block * Config::BLOCK_KEYS + threadIdx.x / Config::CHUNKS;
-  const int chunk = threadIdx.x % Config::CHUNKS;
-  const Scalar* row = nullptr;
-  if (key < plan.work.prefix + plan.work.nodes) {
-    const int page = p.block_table[i64(plan.part.stream) * p.table_width + key / Config::PAGE];
-    if (page >= 0 && page < p.num_pages)
-      row = p.pages + (i64(page) * Config::PAGE + key % Config::PAGE) * Config::WIDTH + chunk * 8;
-  }
-  copy_row(copy_destination(shared_address(plan.keys[count % 2])), row, p.pages);
-  copy_async_arrive(shared_address(&plan.loaded[count % 2]));
-}
-
-// Brings the tile's queries into registers by way of the key stages, which nobody uses at this time.
+// Brings the tile's queries into registers by way of the stages, which nobody uses at this time.
 DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state) {
   const i64 first = (i64(plan.part.stream) * sizes.num_rows * sizes.num_heads) + plan.part.tile * Config::TILE_ROWS;
   const int used = plan.work.nodes * sizes.num_heads - plan.part.tile * Config::TILE_ROWS;
+  const u32 all = shared_address(plan.keys);
 #pragma unroll
-  for (int half = 0; half < Config::GROUPS; ++half) {
-    const int row = half * Config::GROUP_ROWS + threadIdx.x / Config::CHUNKS;
-    const Scalar* source = p.q + (first + row) * Config::WIDTH + threadIdx.x % Config::CHUNKS * 8;
-    copy_row(copy_destination(shared_address(plan.keys[half])), row < used ? source : nullptr, p.q);
+  for (int step = 0; step < 2; ++step) {
+    const int row = step * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8;
+    const Scalar* source = p.q + (row < used ? first + row : 0) * Config::WIDTH + chunk * 8;
+#pragma unroll
+    for (int slice = 0; slice < Config::SLICES; ++slice)
+      copy_async(all + row * Config::ROW_STRIDE + slice * 128 + chunk * 16, source + slice * 64, row < used);
   }
   copy_async_commit();
   if (threadIdx.x < Config::TILE_ROWS) {
@@ -135,17 +161,24 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
   }
   copy_async_wait<0>();
   __syncthreads();
-  const u32 queries = shared_address(plan.keys[w.group]) + w.value_fragment;
+  const u32 queries = all + w.group * Config::GROUP_ROWS * Config::ROW_STRIDE + w.value_fragment;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int slice = 0; slice < Config::SLICES; ++slice)
-      load_matrices(state.q[m][slice], queries + m * 16 * Config::ROW_BYTES + slice * 128);
+      load_matrices(state.q[m][slice], queries + m * 16 * Config::ROW_STRIDE + slice * 128);
+#if __CUDA_ARCH__ >= 900
+  fence_bulk_copies();
+#endif
   __syncthreads();
 }
 
-// This warp's part of the scores of 32 rows and 16 keys, of its 16 columns of each slice.
-DEVICE void partial_scores(const Warp& w, const State& state, u32 keys, float (&scores)[2][2][4]) {
+// ---- scores ------------------------------------------------------------------------------------------------------
+
+// This warp's part of the scores of 32 rows and 16 keys, of its 16 columns of each slice. Tile (m, n) goes to warp
+// 2 m + n, which finishes it; what this warp finishes stays in `own`.
+DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 keys, u32 count, float (&own)[4]) {
+  float scores[2][2][4] = {};  // [m tile][n tile]
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice) {
     u32 b[4];
@@ -153,168 +186,161 @@ DEVICE void partial_scores(const Warp& w, const State& state, u32 keys, float (&
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add<Scalar>(scores[n][m], state.q[m][slice], b[2 * n], b[2 * n + 1]);
+      for (int m = 0; m < 2; ++m) multiply_add<Scalar>(scores[m][n], state.q[m][slice], b[2 * n], b[2 * n + 1]);
+  }
+  // The weights of the block before the last stand there until everybody has added its values.
+  if (count >= 2) barrier_wait(shared_address(&plan.weights_read[w.group]), count % 2);
+#pragma unroll
+  for (int to = 0; to < Config::GROUP_WARPS; ++to) {
+    const float(&s)[4] = scores[to / 2][to % 2];
+    if (to == w.member) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) own[i] = s[i];
+    } else {
+      const int from = (w.member - to - 1) & 3;
+      plan.exchange[count % 2][w.group][to].scores[from][w.lane] = make_float4(s[0], s[1], s[2], s[3]);
+    }
   }
 }
 
-// Hands partial scores of 8 keys to the warp that finishes them.
-DEVICE void send(Plan& plan, const Warp& w, int to, const float (&scores)[2][4]) {
-  const int from = (w.member - to - 1) & 3;
-#pragma unroll
-  for (int m = 0; m < 2; ++m)
-    plan.exchange[w.group][to].scores[from][m][w.lane] =
-        make_float4(scores[m][0], scores[m][1], scores[m][2], scores[m][3]);
-}
-
-// Partial scores of all 32 keys; those of the 8 keys that this warp finishes stay in `own` [m tile][D fragment].
-DEVICE void exchange_scores(Plan& plan, const Warp& w, const State& state, u32 keys, u32 count, float (&own)[2][4]) {
-  const int half = w.member / 2, other = 1 - half;
-  float scores[2][2][4] = {};  // [n tile][m tile]
-  partial_scores(w, state, keys + other * 16 * Config::ROW_BYTES, scores);
-  // The weights of the block before stand where partial scores go.
-  barrier_wait(shared_address(&plan.weights_read[w.group]), (count + 1) % 2);
-  send(plan, w, 2 * other, scores[0]);
-  send(plan, w, 2 * other + 1, scores[1]);
-  float rest[2][2][4] = {};
-  partial_scores(w, state, keys + half * 16 * Config::ROW_BYTES, rest);
-  const bool second = w.member % 2;
-  float sent[2][4];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float first = rest[0][i / 4][i % 4], last = rest[1][i / 4][i % 4];
-    own[i / 4][i % 4] = second ? last : first;
-    sent[i / 4][i % 4] = second ? first : last;
-  }
-  send(plan, w, w.member ^ 1, sent);
-}
-
-DEVICE bool is_visible(const Params& p, const Sizes& sizes, const Plan& plan, int row, int key) {
-  const int behind = key - plan.work.prefix;
-  if (behind < 0) return !sizes.tail_only;
-  if (behind >= plan.work.nodes || row >= plan.work.nodes) return false;
-  const u32* bits = p.ancestors + (i64(plan.part.stream) * sizes.num_rows + row) * p.num_words;
-  return bits[behind / 32] >> (behind % 32) & 1;
-}
-
-// Puts -inf where a row does not see a key; `own` is [m tile][2 h + key], rows as in State.
+// Puts -inf where a row does not see a key.
 DEVICE void mask_scores(const Params& p, const Sizes& sizes, const Plan& plan, const Warp& w, int block,
-                        float (&own)[2][4]) {
-  const int key = block * Config::BLOCK_KEYS + w.member * Config::OWN_KEYS + w.lane % 4 * 2;
+                        float (&scores)[4]) {
+  const int nodes = plan.work.nodes;
+  const int first = block * Config::BLOCK_KEYS + w.member % 2 * 8 + w.lane % 4 * 2 - plan.work.prefix;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = plan.row_of[w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      if (!is_visible(p, sizes, plan, row, key + j)) own[i / 2][i % 2 * 2 + j] = -INFINITY_F32;
+    const int row = plan.row_of[row_of_value(w, w.member / 2 * 2 + i / 2)], behind = first + i % 2;
+    bool visible = behind < 0 && !sizes.tail_only;
+    if (behind >= 0 && behind < nodes && row < nodes) {
+      const u32* bits = p.ancestors + (i64(plan.part.stream) * sizes.num_rows + row) * p.num_words;
+      visible = bits[behind / 32] >> (behind % 32) & 1;
+    }
+    if (!visible) scores[i] = -INFINITY_F32;
   }
 }
-
-DEVICE void group_barrier(const Warp& w) { named_barrier(1 + w.group, Config::GROUP_THREADS); }
-
-// Row of the tile of this lane's values i = 2 m + h.
-DEVICE int row_of_value(const Warp& w, int i) { return w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4; }
 
 DEVICE float finite(float reference) { return reference == -INFINITY_F32 ? 0.0f : reference; }
 
-// The weights of this warp's 8 keys, as the half of an A fragment; adds them to `sum`.
-DEVICE void give_weights(Plan& plan, const Warp& w, const float (&own)[2][4], const float (&reference)[4],
-                         float (&sum)[4]) {
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    float weight[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) weight[i] = exp2f(own[m][i] - reference[2 * m + i / 2]);
-    sum[2 * m] += weight[0] + weight[1], sum[2 * m + 1] += weight[2] + weight[3];
-    plan.exchange[w.group][w.member].weights[m][w.lane] =
-        make_uint2(pack_pair<Scalar>(weight[0], weight[1]), pack_pair<Scalar>(weight[2], weight[3]));
-  }
+// The weights of this warp's tile for the group.
+DEVICE void give_weights(Plan& plan, const Warp& w, State& state, u32 count, float low, float high) {
+  const float weight[4] = {exp2f(state.scores[0] - low), exp2f(state.scores[1] - low), exp2f(state.scores[2] - high),
+                           exp2f(state.scores[3] - high)};
+  state.latest[0] = weight[0] + weight[1], state.latest[1] = weight[2] + weight[3];
+  plan.exchange[count % 2][w.group][w.member].weights[w.lane] =
+      make_uint2(pack_pair<Scalar>(weight[0], weight[1]), pack_pair<Scalar>(weight[2], weight[3]));
 }
 
-// Takes the maxima of all rows whose scores rose far above their references as new ones, and scales what was summed.
-DEVICE void raise_references(Plan& plan, const Warp& w, State& state, const float (&own)[2][4],
-                             const float (&old_sum)[4]) {
+// Adds up the partial scores of this warp's tile, and turns them into weights relative to the rows' references.
+DEVICE void finish_scores(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
+                          u32 count, const float (&own)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float best = warp_max<4>(max(own[i / 2][i % 2 * 2], own[i / 2][i % 2 * 2 + 1]));
-    if (w.lane % 4 == 0) reinterpret_cast<float*>(&plan.row_stats[w.group][8 * i + w.lane / 4])[w.member] = best;
+  for (int i = 0; i < 2; ++i) state.sum[i] += state.latest[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) state.scores[i] = own[i];
+#pragma unroll
+  for (int from = 0; from < Config::GROUP_WARPS - 1; ++from) {
+    const float4 s = plan.exchange[count % 2][w.group][w.member].scores[from][w.lane];
+    state.scores[0] += s.x, state.scores[1] += s.y, state.scores[2] += s.z, state.scores[3] += s.w;
   }
-  group_barrier(w);  // maxima are there, and nobody reads weights before the next barrier
-  float chosen[4], reference[4], shrink[4];
+  __syncwarp();  // weights come to stand where these were
+#pragma unroll
+  for (int i = 0; i < 4; ++i) state.scores[i] *= p.scale_log2;
+  if ((block + 1) * Config::BLOCK_KEYS > plan.work.prefix) mask_scores(p, sizes, plan, w, block, state.scores);
+  const float low = plan.reference[row_of_value(w, w.member / 2 * 2)];
+  const float high = plan.reference[row_of_value(w, w.member / 2 * 2 + 1)];
+  const bool above = max(state.scores[0], state.scores[1]) > low + Config::STALE ||
+                     max(state.scores[2], state.scores[3]) > high + Config::STALE;
+  give_weights(plan, w, state, count, finite(low), finite(high));
+  const bool any = __any_sync(FULL_MASK, above);
+  if (w.lane == 0) plan.is_above[count % 2][w.group][w.member] = any;
+}
+
+// Takes the maxima of all rows whose scores rose far above their references as new ones, scales what was summed before,
+// and gives the weights of that block anew.
+DEVICE void raise_references(Plan& plan, const Warp& w, State& state, u32 count) {
+  const int mine = w.member / 2 * 2;  // rows g and g + 8 of this warp's tile are values `mine` and `mine` + 1
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float best = warp_max<4>(max(state.scores[2 * h], state.scores[2 * h + 1]));
+    float* to = reinterpret_cast<float*>(&plan.row_stats[w.group][8 * (mine + h) + w.lane / 4]);
+    if (w.lane % 4 == 0) to[w.member % 2] = best;
+  }
+  group_barrier(w);
+  float shrink[4], chosen[2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 each = plan.row_stats[w.group][8 * i + w.lane / 4];
-    const float best = max(max(each.x, each.y), max(each.z, each.w)), old = plan.reference[row_of_value(w, i)];
-    chosen[i] = best > old + Config::STALE ? best : old;
-    reference[i] = finite(chosen[i]);
-    shrink[i] = exp2f(old - reference[i]);
-    state.sum[i] = old_sum[i] * shrink[i];
+    const float best = max(each.x, each.y), old = plan.reference[row_of_value(w, i)];
+    const float reference = best > old + Config::STALE ? best : old;
+    shrink[i] = exp2f(old - finite(reference));
+    if (i / 2 == w.member / 2) chosen[i % 2] = reference;
   }
-  give_weights(plan, w, own, reference, state.sum);
-  group_barrier(w);  // weights are there, and the old references have been read
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (w.member == 0 && w.lane % 4 == 0) plan.reference[row_of_value(w, i)] = chosen[i];
+  for (int h = 0; h < 2; ++h) state.sum[h] *= w.member / 2 == 0 ? shrink[h] : shrink[2 + h];
+  give_weights(plan, w, state, count, finite(chosen[0]), finite(chosen[1]));
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int n = 0; n < 2 * Config::VALUE_SLICES; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) state.o[m][n][i] *= shrink[2 * m + i / 2];
+  group_barrier(w);  // the old references have been read
+  if (w.member % 2 == 0 && w.lane % 4 == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) plan.reference[row_of_value(w, mine + h)] = chosen[h];
+  }
+  group_barrier(w);  // the new ones, and the weights, are there
 }
 
-// Adds up the partial scores of this warp's 8 keys and gives their weights to the group.
-DEVICE void softmax(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
-                    float (&own)[2][4]) {
-  group_barrier(w);  // partial scores are there
-#pragma unroll
-  for (int from = 0; from < Config::GROUP_WARPS - 1; ++from)
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const float4 s = plan.exchange[w.group][w.member].scores[from][m][w.lane];
-      own[m][0] += s.x, own[m][1] += s.y, own[m][2] += s.z, own[m][3] += s.w;
-    }
-  __syncwarp();  // weights come to stand where these were
-#pragma unroll
-  for (int i = 0; i < 8; ++i) own[i / 4][i % 4] *= p.scale_log2;
-  if ((block + 1) * Config::BLOCK_KEYS > plan.work.prefix) mask_scores(p, sizes, plan, w, block, own);
-  float reference[4], old_sum[4];
-  bool above = false;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    reference[i] = plan.reference[row_of_value(w, i)];
-    above |= max(own[i / 2][i % 2 * 2], own[i / 2][i % 2 * 2 + 1]) > reference[i] + Config::STALE;
-    reference[i] = finite(reference[i]);
-    old_sum[i] = state.sum[i];
-  }
-  give_weights(plan, w, own, reference, state.sum);
-  above = __any_sync(FULL_MASK, above);
-  if (w.lane == 0) plan.is_above[w.group][w.member] = above;
-  group_barrier(w);  // weights are there
-  const int4 any = *reinterpret_cast<const int4*>(plan.is_above[w.group]);
-  if (any.x | any.y | any.z | any.w) raise_references(plan, w, state, own, old_sum);
-}
+// ---- values ------------------------------------------------------------------------------------------------------
 
 // Adds weights x values to this warp's 128 output columns: 16 of each slice of 64.
-DEVICE void add_values(Plan& plan, const Warp& w, State& state, u32 keys) {
+DEVICE void add_values(Plan& plan, const Warp& w, State& state, u32 count) {
+  const u32 keys = shared_address(plan.keys[count % Config::STAGES]) + w.value_fragment;
+  u32 a[2][4];
 #pragma unroll
-  for (int step = 0; step < Config::BLOCK_KEYS / 16; ++step) {
-    u32 a[2][4];
+  for (int m = 0; m < 2; ++m) {
+    const uint2 low = plan.exchange[count % 2][w.group][2 * m].weights[w.lane];
+    const uint2 high = plan.exchange[count % 2][w.group][2 * m + 1].weights[w.lane];
+    a[m][0] = low.x, a[m][1] = low.y, a[m][2] = high.x, a[m][3] = high.y;
+  }
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const uint2 low = plan.exchange[w.group][2 * step].weights[m][w.lane];
-      const uint2 high = plan.exchange[w.group][2 * step + 1].weights[m][w.lane];
-      a[m][0] = low.x, a[m][1] = low.y, a[m][2] = high.x, a[m][3] = high.y;
+  for (int slice = 0; slice < Config::VALUE_SLICES; ++slice) {
+    u32 b[4];
+    load_matrices_transposed(b, keys + slice * 128);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add<Scalar>(state.o[m][2 * slice + n], a[m], b[2 * n], b[2 * n + 1]);
+  }
+  if (w.lane == 0) {
+    barrier_arrive(shared_address(&plan.freed[count % Config::STAGES]));
+    barrier_arrive(shared_address(&plan.weights_read[w.group]));
+  }
+}
+
+// All key blocks of the part; `count` is the number of its first one and is moved past its last.
+DEVICE void attend(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, u32& count) {
+  // What stands in `plan` is read again where it is needed: no register is left to hold it.
+  start_copy(p, plan, w, plan.part.first_block, count);
+  if (plan.part.first_block + 1 < plan.part.end_block) start_copy(p, plan, w, plan.part.first_block + 1, count + 1);
+  for (int block = plan.part.first_block;; ++block, ++count) {
+    const bool with_scores = block < plan.part.end_block, with_values = block > plan.part.first_block;
+    float own[4];
+    if (with_scores) {
+      if (block + 2 < plan.part.end_block) start_copy(p, plan, w, block + 2, count + 2);
+      barrier_wait(shared_address(&plan.loaded[count % Config::STAGES]), count / Config::STAGES % 2);
+      partial_scores(plan, w, state, shared_address(plan.keys[count % Config::STAGES]), count, own);
     }
-#pragma unroll
-    for (int slice = 0; slice < Config::VALUE_SLICES; ++slice) {
-      u32 b[4];
-      load_matrices_transposed(b, keys + w.value_fragment + step * 16 * Config::ROW_BYTES + slice * 128);
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-          multiply_add<Scalar>(state.o[m][2 * slice + n], a[m], b[2 * n], b[2 * n + 1]);
+    group_barrier(w);  // partial scores of this block are there, weights of the one before
+    if (with_values) {
+      const int4 above = *reinterpret_cast<const int4*>(plan.is_above[(count - 1) % 2][w.group]);
+      if (above.x | above.y | above.z | above.w) raise_references(plan, w, state, count - 1);
+      add_values(plan, w, state, count - 1);
     }
+    if (!with_scores) return;
+    finish_scores(p, sizes, plan, w, state, block, count, own);
   }
 }
 
@@ -336,15 +362,16 @@ DEVICE void store_row(Out* o, const float (&values)[2 * Config::VALUE_SLICES][4]
 template <typename Out>
 DEVICE void store(Plan& plan, const Warp& w, State& state, int used, Out* o, float* lse, float lse_unit) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float sum = warp_sum<4>(state.sum[i]);
-    if (w.lane % 4 == 0) reinterpret_cast<float*>(&plan.row_stats[w.group][8 * i + w.lane / 4])[w.member] = sum;
+  for (int h = 0; h < 2; ++h) {
+    const float sum = warp_sum<4>(state.sum[h] + state.latest[h]);
+    float* to = reinterpret_cast<float*>(&plan.row_stats[w.group][8 * (w.member / 2 * 2 + h) + w.lane / 4]);
+    if (w.lane % 4 == 0) to[w.member % 2] = sum;
   }
   group_barrier(w);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 each = plan.row_stats[w.group][8 * i + w.lane / 4];
-    const float sum = (each.x + each.y) + (each.z + each.w);
+    const float sum = each.x + each.y;
     const int row = w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4;
     if (row < used) {
       if (w.member == 0 && w.lane % 4 == 0)
@@ -355,39 +382,31 @@ DEVICE void store(Plan& plan, const Warp& w, State& state, int used, Out* o, flo
   }
 }
 
-// 0 and -inf for the rows that no stream uses.
-DEVICE void clear_unused_rows(const Params& p, const Sizes& sizes) {
-  for (int row = blockIdx.x; row < sizes.num_streams * sizes.num_rows; row += gridDim.x) {
-    if (row % sizes.num_rows < Work::stream_work(sizes, row / sizes.num_rows).nodes) continue;
-    const i64 first = i64(row) * sizes.num_heads;
-    for (int i = threadIdx.x; i < sizes.num_heads * (Config::C / 8); i += Config::THREADS)
-      reinterpret_cast<uint4*>(p.o + first * Config::C)[i] = make_uint4(0, 0, 0, 0);
-    for (int i = threadIdx.x; i < sizes.num_heads; i += Config::THREADS) p.lse[first + i] = -INFINITY_F32;
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attention_mma(
     const Scalar* q, const Scalar* pages, const i32* block_table, const i32* prefix_len, const u32* ancestors,
-    const i32* num_nodes, Scalar* o, float* lse, float* o_partial, float* lse_partial, int num_streams, int num_rows,
-    int num_heads, int num_words, int table_width, int num_pages, int fixed_parts, int tail_only,
+    const i32* num_nodes, Scalar* o, float* lse, float* o_partial, float* lse_partial, Cut* cuts, int num_streams,
+    int num_rows, int num_heads, int num_words, int table_width, int num_pages, int fixed_parts, int tail_only,
     float scale_log2) {
   extern __shared__ __align__(128) u8 shared[];
   Plan& plan = *reinterpret_cast<Plan*>(shared);
-  const Params p{q,         pages,     block_table, ancestors, o, lse, o_partial, lse_partial,
-                 num_words, table_width, num_pages, scale_log2};
+  const Params p{q, pages, block_table, ancestors, num_words, table_width, num_pages, scale_log2};
   const Sizes sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, table_width * Config::PAGE,
                     int(gridDim.x), fixed_parts, tail_only != 0};
   const Warp w = this_warp();
   if (threadIdx.x == 0) {
     plan.cursor = 0;
+    cuts[blockIdx.x].num_parts = 0;
+    constexpr int COPIERS = __CUDA_ARCH__ >= 900 ? 1 : Config::GROUP_THREADS;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
-      barrier_init(shared_address(&plan.loaded[stage]), Config::THREADS);
+      barrier_init(shared_address(&plan.loaded[stage]), COPIERS);
       barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP);
     }
     for (int group = 0; group < Config::GROUPS; ++group)
       barrier_init(shared_address(&plan.weights_read[group]), Config::GROUP_WARPS);
+#if __CUDA_ARCH__ >= 900
+    fence_bulk_copies();
+#endif
   }
-  clear_unused_rows(p, sizes);
 
   State state;
   u32 count = 0;  // key blocks so far: stage and phase of the barriers
@@ -395,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     __syncthreads();
     if (threadIdx.x == 0) {
       const Work work(sizes);
-      plan.has_part = work.next(blockIdx.x, plan.cursor, plan.part);
+      plan.has_part = work.next(blockIdx.x, plan.cursor, plan.part, cuts[blockIdx.x]);
       if (plan.has_part) plan.work = work.stream_work(plan.part.stream);
     }
     __syncthreads();
@@ -408,28 +427,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
 #pragma unroll
         for (int i = 0; i < 4; ++i) state.o[m][n][i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) state.sum[i] = 0.0f;
-
-    // What stands in `plan` is read again where it is needed: no register is left to hold it.
-    start_copy(p, plan, plan.part.first_block, count);
-    if (plan.part.first_block + 1 < plan.part.end_block) start_copy(p, plan, plan.part.first_block + 1, count + 1);
-    for (int block = plan.part.first_block; block < plan.part.end_block; ++block, ++count) {
-      const u32 keys = shared_address(plan.keys[count % 2]);
-      float own[2][4];
-      barrier_wait(shared_address(&plan.loaded[count % 2]), count / 2 % 2);
-      exchange_scores(plan, w, state, keys, count, own);
-      // Into the stage of the block before, once both groups are through with it.
-      if (block > plan.part.first_block && block + 1 < plan.part.end_block) {
-        barrier_wait(shared_address(&plan.freed[(count + 1) % 2]), (count - 1) / 2 % 2);
-        start_copy(p, plan, block + 1, count + 1);
-      }
-      softmax(p, sizes, plan, w, state, block, own);
-      add_values(plan, w, state, keys);
-      if (w.lane == 0) {
-        barrier_arrive(shared_address(&plan.freed[count % 2]));
-        barrier_arrive(shared_address(&plan.weights_read[w.group]));
-      }
-    }
+    for (int i = 0; i < 2; ++i) state.sum[i] = 0.0f, state.latest[i] = 0.0f;
+    attend(p, sizes, plan, w, state, count);
     const int first_pair = plan.part.tile * Config::TILE_ROWS, used = plan.work.nodes * num_heads - first_pair;
     if (plan.part.slot >= 0) {
       const i64 place = i64(plan.part.slot) * Config::TILE_ROWS;

@@ -31,6 +31,15 @@ struct Part {
   int slot;  // place in the workspace, -1 where this is the whole tile
 };
 
+// A tile that was cut; its parts have the slots first_slot, next_slot, next_slot + slot_step, ... The balanced division
+// writes a table of them: entry b is the tile whose first part grid block b has; num_parts 0 for none.
+struct Cut {
+  int stream, tile, num_parts, first_slot, next_slot, slot_step;
+  int pairs;  // (row, head) pairs of the tile that are in use
+  int unused;
+};
+static_assert(sizeof(Cut) == 32, "rows of the table");
+
 template <int TILE_ROWS, int BLOCK_KEYS, int TILE_UNITS, int MIN_UNITS, int FIXED_KEYS>
 struct Schedule {
   Sizes sizes;
@@ -68,12 +77,13 @@ struct Schedule {
   }
 
   // Fills `part` with the next part of grid block `block` and moves `cursor` on; false when there is none. The cursor
-  // starts at 0; it counts units within the share (balanced) or rounds of the grid (fixed).
-  DEVICE bool next(int block, int& cursor, Part& part) const {
-    return sizes.fixed_parts ? next_fixed(block, cursor, part) : next_balanced(block, cursor, part);
+  // starts at 0; it counts units within the share (balanced) or rounds of the grid (fixed). `cut` is filled when a
+  // balanced part is the first of several.
+  DEVICE bool next(int block, int& cursor, Part& part, Cut& cut) const {
+    return sizes.fixed_parts ? next_fixed(block, cursor, part) : next_balanced(block, cursor, part, cut);
   }
 
-  DEVICE bool next_balanced(int block, int& cursor, Part& part) const {
+  DEVICE bool next_balanced(int block, int& cursor, Part& part, Cut& cut) const {
     const int begin = block * share, end = begin + share;
     int origin = 0;  // first unit of the stream
     for (int stream = 0; stream < sizes.num_streams; ++stream) {
@@ -88,6 +98,10 @@ struct Schedule {
         const int last = min(blocks, end - tile_begin);
         const bool whole = first == 0 && last == blocks;
         part = Part{stream, tile, first, last, whole ? -1 : 2 * block + (first == 0)};
+        if (first == 0 && !whole) {
+          const int parts = 1 + cdiv(blocks - last, share);
+          cut = Cut{stream, tile, parts, 2 * block + 1, 2 * (block + 1), 2, used_pairs(work, tile), 0};
+        }
         return true;
       }
       origin += units(work);
@@ -121,41 +135,15 @@ struct Schedule {
     return (stream * max_tiles() + tile) * sizes.fixed_parts + number;
   }
 
-  // A tile that was cut: its parts have the slots first_slot, next_slot, next_slot + slot_step, ...
-  struct Cut {
-    int stream, tile, num_parts, first_slot, next_slot, slot_step;
-  };
-
-  // The cut tile number `index` of the workspace; false where that one was not cut. Balanced: index is the grid block
-  // that has the tile's first part. Fixed: stream * max_tiles + tile.
-  DEVICE bool cut_tile(int index, Cut& cut) const {
-    return sizes.fixed_parts ? cut_fixed(index, cut) : cut_balanced(index, cut);
+  DEVICE int used_pairs(const StreamWork& work, int tile) const {
+    return min(TILE_ROWS, work.nodes * sizes.num_heads - tile * TILE_ROWS);
   }
 
-  DEVICE bool cut_fixed(int index, Cut& cut) const {
-    const int stream = index / max_tiles(), tile = index % max_tiles();
+  // Tile `tile` of stream `stream` in the fixed division; num_parts 0 where it is not cut, or not used.
+  DEVICE Cut fixed_cut(int stream, int tile) const {
     const StreamWork work = stream_work(stream);
     const int parts = fixed_parts(work), slot = fixed_slot(stream, tile, 0);
-    cut = Cut{stream, tile, parts, slot, slot + 1, 1};
-    return tile < work.tiles && parts > 1;
-  }
-
-  DEVICE bool cut_balanced(int block, Cut& cut) const {
-    const int end = (block + 1) * share;  // the tile in question holds unit end - 1 and began in this share
-    int origin = 0;
-    for (int stream = 0; stream < sizes.num_streams; ++stream) {
-      const StreamWork work = stream_work(stream);
-      if (end - 1 < origin + units(work)) {
-        const int tile_units = work.blocks + TILE_UNITS;
-        const int tile = (end - 1 - origin) / tile_units, tile_begin = origin + tile * tile_units;
-        const int blocks = tile_blocks(work, tile);
-        if (tile_begin < block * share || tile_begin + blocks <= end) return false;
-        const int parts = cdiv(tile_begin + blocks - end, share) + 1;
-        cut = Cut{stream, tile, parts, 2 * block + 1, 2 * (block + 1), 2};
-        return true;
-      }
-      origin += units(work);
-    }
-    return false;
+    const bool is_cut = tile < work.tiles && parts > 1;
+    return Cut{stream, tile, is_cut ? parts : 0, slot, slot + 1, 1, used_pairs(work, tile), 0};
   }
 };

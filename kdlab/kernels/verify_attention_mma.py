@@ -11,14 +11,14 @@ from kdlab.kernels.jit import Build, kernel, num_sms
 DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 TILE_ROWS = 64
 _THREADS = 256
-_PLAN_BYTES = 99_968
-# How tiles are cut (verify_schedule.cuh): a key block is 32 keys, a unit the time of one.
-_BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 32, 4, 4
+_PLAN_BYTES = 101_120
+# How tiles are cut (verify_schedule.cuh): a unit is the time of a key block of 16 keys.
+_BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 16, 8, 8
 _FIXED_KEYS, _MAX_FIXED_PARTS = 1024, 8
 _CUTS = (("CUT_TILE_UNITS", _TILE_UNITS), ("CUT_MIN_UNITS", _MIN_UNITS), ("CUT_FIXED_KEYS", _FIXED_KEYS))
+_CUT_WORDS = 8  # a row of the table of cut tiles
 _LATENT = 512
-_MERGE_ROWS, _MERGE_GROUPS = 4, 4  # rows a block, and groups of threads that share a row's parts
-MERGE_THREADS = _MERGE_ROWS * _LATENT // 8 * _MERGE_GROUPS  # 8 values a thread
+MERGE_THREADS = 256
 
 
 def build_mma(dtype: torch.dtype) -> Build:
@@ -29,7 +29,7 @@ def build_mma(dtype: torch.dtype) -> Build:
 
 def build_merge(dtype: torch.dtype) -> Build:
     """Return the build of the merge of one dtype."""
-    sizes = (("LATENT", _LATENT), ("PART_GROUPS", _MERGE_GROUPS), ("CUT_BLOCK_KEYS", _BLOCK_KEYS))
+    sizes = (("LATENT", _LATENT), ("CUT_BLOCK_KEYS", _BLOCK_KEYS))
     return Build("verify_merge.cu", (("DTYPE", DTYPE_DEFINE[dtype]), *sizes, *_CUTS))
 
 
@@ -60,13 +60,14 @@ def run_mma(
     capacity, max_tiles = block_table.shape[1] * pages.shape[1], num_tiles(q)
     fixed_parts = min(max(capacity // _FIXED_KEYS, 1), _MAX_FIXED_PARTS) if fixed_split else 0
     grid = min(num_sms(q.device), max_tiles * (fixed_parts or -(-capacity // (_MIN_UNITS * _BLOCK_KEYS))))
-    parts = empty_parts(q, max_tiles * fixed_parts if fixed_split else 2 * grid)
+    parts = _workspace(q, max_tiles * fixed_parts if fixed_split else 2 * grid, grid)
     inputs = (q, pages, block_table, prefix_len, ancestors, num_nodes)
     _launch(inputs, scale, (o, lse, *parts), grid, fixed_parts, tail_only=False)
 
+    # Few tiles have many parts each, so that their rows had better go to many blocks.
+    merge_grid = (max_tiles if fixed_split else grid, 16 if max_tiles * 4 > grid else TILE_ROWS)
     merge = kernel(build_merge(q.dtype), "verify_merge", q.device)
-    merge_grid = (max_tiles if fixed_split else grid, TILE_ROWS // _MERGE_ROWS)
-    lengths = (prefix_len, num_nodes, o, lse, *q.shape[:3], capacity, grid, fixed_parts)
+    lengths = (prefix_len, num_nodes, o, lse, *q.shape[:3], capacity, fixed_parts)
     merge.launch(merge_grid, MERGE_THREADS, *parts, *lengths, overlap=True)
 
 
@@ -76,15 +77,16 @@ def run_mma_tail(inputs: tuple[Tensor, ...], scale: float, o: Tensor, lse: Tenso
     Args:
         inputs: q, pages, block_table, prefix_len, ancestors, num_nodes as in `run_mma`.
         scale: factor of the scores.
-        o, lse: outputs of the whole op; unused rows are filled here.
+        o, lse: outputs of the whole op, not written.
 
     Returns:
         One part a tile: o_partial [tiles, 64, C] f32, normalised, and lse_partial [tiles, 64] f32, log2.
     """
     q = inputs[0]
-    parts = empty_parts(q, num_tiles(q))
-    _launch(inputs, scale, (o, lse, *parts), min(num_sms(q.device), num_tiles(q)), 1, tail_only=True)
-    return parts
+    grid = min(num_sms(q.device), num_tiles(q))
+    parts = _workspace(q, num_tiles(q), grid)
+    _launch(inputs, scale, (o, lse, *parts), grid, 1, tail_only=True)
+    return parts[:2]
 
 
 def num_tiles(q: Tensor) -> int:
@@ -93,10 +95,11 @@ def num_tiles(q: Tensor) -> int:
     return num_streams * -(-num_rows * num_heads // TILE_ROWS)
 
 
-def empty_parts(q: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Return the workspace for so many parts of tiles."""
+def _workspace(q: Tensor, slots: int, grid: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for so many parts of tiles, their log-sum-exp, and the table of the tiles that were cut."""
     o_partial = torch.empty(slots, TILE_ROWS, _LATENT, dtype=torch.float32, device=q.device)
-    return o_partial, torch.empty(slots, TILE_ROWS, dtype=torch.float32, device=q.device)
+    lse_partial = torch.empty(slots, TILE_ROWS, dtype=torch.float32, device=q.device)
+    return o_partial, lse_partial, torch.empty(grid, _CUT_WORDS, dtype=torch.int32, device=q.device)
 
 
 def _launch(
