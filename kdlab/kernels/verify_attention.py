@@ -17,15 +17,16 @@ from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
 from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive
+from kdlab.kernels.verify_attention_wgmma import run_wgmma
 
 PAGE_SIZE = 64
-IMPLS = ("auto", "reference", "naive", "mma", "flashmla")
+IMPLS = ("auto", "reference", "naive", "mma", "wgmma", "flashmla")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LATENT_DIM, ROPE_DIM = 512, 64
 """C and R of the tensor-core kernels: the latent cache of DeepSeek V3 and of Kimi K2.6."""
 
 Launch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, bool, Tensor, Tensor], None]
-_LAUNCH: dict[str, Launch] = {"naive": run_naive, "mma": run_mma, "flashmla": run_flashmla}
+_LAUNCH: dict[str, Launch] = {"naive": run_naive, "mma": run_mma, "wgmma": run_wgmma, "flashmla": run_flashmla}
 
 
 def verify_attention(
@@ -70,7 +71,7 @@ def verify_attention(
     latent_dim = check_int("latent_dim", latent_dim, minimum=1, maximum=q.shape[-1])
     if impl == "auto":
         arch = arch_of(q.device) if q.device.type == "cuda" else None
-        impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim)
+        impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim, fixed_split=fixed_split)
     if impl == "reference":
         return _reference(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim)
     if q.device.type != "cuda":
@@ -81,20 +82,20 @@ def verify_attention(
     return _op(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim, impl, fixed_split)
 
 
-def choose_impl(arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int) -> str:
+def choose_impl(
+    arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int, *, fixed_split: bool = False
+) -> str:
     """Return what "auto" runs.
 
     Args:
         arch: of the GPU, "sm_90a"; None on the CPU.
         dtype: of q and pages.
         latent_dim, rope_dim: C and R.
+        fixed_split: wgmma's splits follow the batch.
     """
-    on_tensor_cores = dtype in (torch.bfloat16, torch.float16) and (latent_dim, rope_dim) == (LATENT_DIM, ROPE_DIM)
-    if arch in HOPPER and on_tensor_cores and "wgmma" in IMPLS:
-        return "wgmma"
-    if arch in PORTABLE and on_tensor_cores and "mma" in IMPLS:
-        return "mma"
-    return "reference"
+    if dtype not in (torch.bfloat16, torch.float16) or (latent_dim, rope_dim) != (LATENT_DIM, ROPE_DIM):
+        return "reference"
+    return "mma" if arch in PORTABLE else "reference"
 
 
 def verify_attention_cost(

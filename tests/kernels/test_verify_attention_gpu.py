@@ -13,7 +13,7 @@ from tests.kernels.verify_cases import SCALE, chain_parents, make_case, with_bit
 
 pytestmark = pytest.mark.gpu
 KERNELS = [impl for impl in IMPLS if impl not in ("auto", "reference")]
-FIXED = [impl for impl in KERNELS if impl != "flashmla"]
+FIXED = [impl for impl in KERNELS if impl in ("naive", "mma")]
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 PREFIXES = (0, 1, 63, 64, 65, 127, 128, 129, 1000, 4096)
 
@@ -158,10 +158,10 @@ def first_rows(case, count):
     return replace(case, q=case.q[:, :count].contiguous(), ancestors=words, num_nodes=nodes)
 
 
-def test_flashmla_has_no_fixed_split():
-    if "flashmla" in IMPLS:
-        with pytest.raises((NotSupported, UnsupportedDevice)):
-            attend(make_case([5], [3], 64), "flashmla", fixed_split=True)
+@pytest.mark.parametrize("impl", [impl for impl in KERNELS if impl not in FIXED])
+def test_others_have_no_fixed_split(impl):
+    with pytest.raises((NotSupported, UnsupportedDevice)):
+        attend(make_case([5], [3], 64), impl, fixed_split=True)
 
 
 @pytest.mark.parametrize("prefix", [0, 5, 64, 1000, 4096])
