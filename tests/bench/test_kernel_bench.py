@@ -22,7 +22,7 @@ from kdlab.bench.kernels import (
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
 from kdlab.bench.kernels.goals import goal_us, mma_goal_us
-from kdlab.bench.timing import Pass
+from kdlab.bench.timing import WARM_ROTATIONS, Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.kernels.cost import Cost
@@ -85,7 +85,8 @@ def test_right_arms_are_timed_and_wrong_or_failing_ones_are_named(no_gpu):
     errors = {row["impl"]: row["value"] for row in run.rows}
     assert errors == {"good": 0.0, "wrong": pytest.approx(0.05), "nan": 1e30, "prepared": 0.0}
     costs = runner._time_cases(run, [case], None)
-    assert arms_of(run) == [("good", "graph"), ("prepared", "graph"), ("good", "eager"), ("prepared", "eager")]
+    modes = ("graph", "graph, warm cache", "eager")
+    assert arms_of(run) == [(name, mode) for mode in modes for name in ("good", "prepared")]
     assert costs == [(case, Cost(8_000_000))]
     assert CEILINGS.floor_us(Cost(8_000_000)) == pytest.approx(2.0)
     assert CEILINGS.floor_us(Cost(1)) == pytest.approx(1.05), "not less than an empty kernel"
@@ -99,11 +100,14 @@ def test_an_error_of_the_program_is_no_missing_peer(no_gpu):
 def test_an_arm_that_no_graph_holds_is_timed_eager_alone(no_gpu):
     run = runner._Run(time.monotonic() + 60)
     runner._time_cases(run, [make_case({"host": arm(double, graph=False), "cuda": arm(double)})], None)
-    assert [(row["impl"], row["graph"]) for row in run.rows] == [
-        ("cuda", "graph"),
-        ("host", "eager"),
-        ("cuda", "eager"),
-    ]
+    assert arms_of(run) == [("cuda", "graph"), ("cuda", WARM), ("host", "eager"), ("cuda", "eager")]
+
+
+def test_what_is_warm_anyway_is_not_timed_warm_again(no_gpu, monkeypatch):
+    monkeypatch.setattr(runner, "rotations", lambda size: WARM_ROTATIONS)
+    run = runner._Run(time.monotonic() + 60)
+    runner._time_cases(run, [make_case({"cuda": arm(double)})], None)
+    assert arms_of(run) == [("cuda", "graph"), ("cuda", "eager")]
 
 
 def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):
@@ -115,12 +119,8 @@ def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):
     monkeypatch.setattr(runner, "make_pass", make_pass)
     run = runner._Run(time.monotonic() + 60)
     runner._time_cases(run, [make_case({"syncs": arm(lambda inputs: None), "cuda": arm(double)})], None)
-    assert [(row["impl"], row["graph"]) for row in run.rows] == [
-        ("cuda", "graph"),
-        ("syncs", "eager"),
-        ("cuda", "eager"),
-    ]
-    assert "syncs: cannot run in a graph: operation not permitted" in "".join(run.messages)
+    assert arms_of(run) == [("cuda", "graph"), ("cuda", WARM), ("syncs", "eager"), ("cuda", "eager")]
+    assert "syncs: cannot run (graph): operation not permitted" in "".join(run.messages)
 
 
 def test_out_of_time_is_said_with_the_first_case_that_was_cut(no_gpu):
@@ -155,9 +155,9 @@ def test_every_case_gets_its_share_of_what_is_left(no_gpu, monkeypatch):
     run = runner._Run(deadline=10.0)
     done = []
     runner._time_cases(run, [make_case({"cuda": arm(double)})] * 8, lambda *progress: done.append(progress))
-    assert given[0] == pytest.approx(0.8 * (10.0 / 8 - 0.1))
-    assert done == [(number, 8) for number in range(1, 6)]
-    assert "out of time: 3 cases left out" in "".join(run.messages)
+    assert given[0] == pytest.approx(0.65 * (10.0 / 8 - 0.1))
+    assert done == [(number, 8) for number in range(1, 5)]
+    assert "out of time: 4 cases left out" in "".join(run.messages)
 
 
 @pytest.mark.parametrize(

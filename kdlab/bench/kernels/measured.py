@@ -1,9 +1,10 @@
 """Measured kernels as result rows.
 
-Rows of one case share `op` and `case` (its sizes as JSON). Metrics: `time_us` (one row an arm and mode: `impl` names
-the arm, `graph` is "graph" or "eager", samples kept), `floor_us` (the case's bound by the ceilings of the same run),
-`goal_us` (`impl` names the arm that it is about), `relative_error` (an arm's worst row against float64; for arms that
-give integers, the share of wrong ones). Ceilings have op "ceiling" and metric "rate" or "time_us".
+Rows of one case share `op` and `case` (its sizes as JSON). Metrics: `time_us`, one row an arm and mode, samples kept
+(`impl` names the arm, `graph` is "graph", "graph, warm cache": one buffer set over and over, or "eager"); `floor_us`,
+the case's bound by the ceilings of the same run; `goal_us` (`impl` names the arm that it is about); `relative_error`,
+an arm's worst row against float64; for arms that give integers, the share of wrong ones. Ceilings have op "ceiling"
+and metric "rate" or "time_us".
 """
 
 import json
@@ -21,12 +22,11 @@ from kdlab.kernels.cost import Cost
 Row = dict[str, Any]
 """Arguments of `bench_row`, without the provenance."""
 
-GRAPH, EAGER = "graph", "eager"
+GRAPH, WARM, EAGER = "graph", "graph, warm cache", "eager"
 
 
-def time_row(case: Case, name: str, arm: Arm, samples: Sequence[float], graph: bool) -> Row:
+def time_row(case: Case, name: str, arm: Arm, samples: Sequence[float], mode: str) -> Row:
     """One arm's times; `method` says whether it is kdlab's own or a peer."""
-    mode = GRAPH if graph else EAGER
     rounded = [round(sample, 3) for sample in samples]
     return _row(case, "time_us", "us", samples=rounded, impl=name, method="own" if arm.own else "peer", graph=mode)
 
