@@ -22,6 +22,7 @@ from kdlab.bench.kernels import (
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
 from kdlab.bench.kernels.goals import goal_us, mma_goal_us
+from kdlab.bench.kernels.measured import WARM
 from kdlab.bench.timing import WARM_ROTATIONS, Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
