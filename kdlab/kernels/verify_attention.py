@@ -13,7 +13,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
+from kdlab.kernels.jit import PORTABLE, arch_of
 from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive
