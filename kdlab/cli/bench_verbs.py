@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def run_bench_kernels(arguments: argparse.Namespace) -> int:
     """Time the CUDA ops beside their peers; print one table, the verdicts, and what was left out."""
     from kdlab.bench import write_rows
-    from kdlab.bench.kernels import bench_kernels, kernel_table, verdict_lines
+    from kdlab.bench.kernels import bench_kernels, kernel_table, verdict_lines, with_other_modes
 
     chosen = {name: value for name in ("ops", "heads") if (value := getattr(arguments, name)) is not None}
     found = bench_kernels(seconds=arguments.seconds, **chosen, progress=Progress("bench kernels", "cases"))
@@ -27,7 +27,7 @@ def run_bench_kernels(arguments: argparse.Namespace) -> int:
         rows = table.astype(object).where(table.notna(), None).to_dict("records")
         print_json({"ceilings": ceilings, "rows": rows, "verdicts": verdicts, "messages": found.messages})
         return 0
-    print_table([_printed(row) for row in table.to_dict("records")])
+    print_table([_printed(row) for row in with_other_modes(table).to_dict("records")])
     print()
     for ceiling in ceilings:
         print(f"{ceiling['of']}: {ceiling['value']:.2f} {ceiling['unit']} ({ceiling['what']})")
@@ -86,12 +86,12 @@ def _ceilings(rows: "pd.DataFrame") -> list[dict[str, Any]]:
 
 def _printed(row: dict[str, Any]) -> dict[str, str]:
     """A line of the printed table: microseconds to a hundredth, the fraction of the roofline in percent."""
-    times = {name: f"{row[name]:10.2f}" for name in ("us", "p10", "p90")}
-    bounds = {name: f"{row[name]:9.2f}" if _is_known(row[name]) else "" for name in ("floor_us", "goal_us")}
-    roofline = f"{100.0 * row['roofline']:7.1f} %" if _is_known(row["roofline"]) else ""
+    names = ("us", "p10", "p90", "warm_us", "eager_us", "floor_us", "goal_us")
+    times = {name: f"{row[name]:9.2f}" if _is_known(row[name]) else "" for name in names}
+    goal, roofline = times.pop("goal_us"), f"{100.0 * row['roofline']:7.1f} %" if _is_known(row["roofline"]) else ""
     words = {name: row[name] for name in ("op", "case", "impl", "mode")}
-    return {**words, **times, "floor_us": bounds["floor_us"], "roofline": roofline, "goal_us": bounds["goal_us"],
-            "goal": row["verdict"] or ""}  # fmt: skip
+    verdict = row["verdict"] if isinstance(row["verdict"], str) else ""
+    return {**words, **times, "roofline": roofline, "goal_us": goal, "goal": verdict}
 
 
 def _is_known(value: float | None) -> bool:

@@ -5,7 +5,7 @@ import pandas as pd
 from kdlab.bench.kernels import COUNTED_SIZES, counter_rows
 from kdlab.bench.kernels.case import Arm, Case
 from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
-from kdlab.bench.kernels.measured import EAGER, GRAPH, bound_rows, ceiling_row, error_row, time_row, to_frame
+from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM, bound_rows, ceiling_row, error_row, time_row, to_frame
 from kdlab.kernels.cost import Cost
 from kdlab.profiling import Counter
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -49,6 +49,7 @@ def kernel_rows() -> pd.DataFrame:
             rows.append(error_row(case, name, arm, 0.002))
             if arm.graph:
                 rows.append(time_row(case, name, arm, [us - 1.0, us, us + 1.0], GRAPH))
+                rows.append(time_row(case, name, arm, [0.95 * us], WARM))
             rows.append(time_row(case, name, arm, [us + 29.0, us + 30.0, us + 31.0], EAGER))
         costs.append((case, case.cost({})))
     bounds = bound_rows(costs, rows, CEILINGS, goals=True)

@@ -19,6 +19,7 @@ from kdlab.bench.kernels import (
     representative_cases,
     runner,
     verdict_lines,
+    with_other_modes,
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error, wrong_share
 from kdlab.bench.kernels.goals import goal_us, mma_goal_us
@@ -244,7 +245,17 @@ def test_rows_become_one_table_and_go_through_a_file(tmp_path):
     peers = table[table["impl"] == "flashmla prefix"]
     assert not peers["own"].any()
     assert peers["verdict"].isna().all()
-    assert table.loc[table["mode"] == "eager", "verdict"].isna().all()
+    assert table.loc[table["mode"] != "graph", "verdict"].isna().all()
+
+
+def test_the_printed_table_has_one_line_an_arm():
+    wide = with_other_modes(kernel_table(kernel_rows())).set_index(["op", "case", "impl"])
+    assert not wide.index.duplicated().any()
+    arm = wide.loc["verify_attention", "S=1 N=33 prefix=4096 H=64", "wgmma"]
+    assert (arm["mode"], arm["us"], arm["eager_us"], arm["warm_us"]) == ("graph", 40.0, 70.0, 38.0)
+    host = wide.loc["tree_build", "S=1 B=64 L=15 K=64 peaked", "host heap"]
+    assert (host["mode"], host["us"], host["eager_us"]) == ("eager", 730.0, 730.0)
+    assert pd.isna(host["warm_us"])
 
 
 def test_verdicts_count_what_is_met_and_name_what_is_missed():

@@ -11,6 +11,7 @@ from kdlab.bench.kernels.table import (
     kernel_table,
     representative_cases,
     verdict_lines,
+    with_other_modes,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "least_read_bytes",
     "representative_cases",
     "verdict_lines",
+    "with_other_modes",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from kdlab.bench.kernels.measured import GRAPH
+from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM
 from kdlab.errors import ArgumentError
 
 MET, MISSED = "met", "missed"
@@ -23,9 +23,9 @@ def kernel_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: of one run of `bench_kernels`, of ROWS_FORMAT.
 
     Returns:
-        op, case (the sizes in words), impl, own (whether the arm is kdlab's), mode ("graph" or "eager"), us, p10, p90,
-        floor_us, roofline (floor over time), goal_us and verdict ("met" or "missed", of the arm that the goal is
-        about, in a graph; else None), and one column a size, NaN where an op has no such size.
+        op, case (the sizes in words), impl, own (whether the arm is kdlab's), mode ("graph", "graph, warm cache" or
+        "eager"), us, p10, p90, floor_us, roofline (floor over time), goal_us and verdict ("met" or "missed"; only of
+        the arm that the goal is about, in a graph), and one column a size, NaN where an op has no such size.
 
     Raises:
         ArgumentError: no kernel times among the rows, or those of several runs.
@@ -45,6 +45,16 @@ def graph_times(table: pd.DataFrame) -> pd.DataFrame:
     in_graph = table["mode"] == GRAPH
     keys = pd.MultiIndex.from_frame(table[["op", "case", "impl"]])
     return table[in_graph | ~keys.isin(keys[in_graph])]
+
+
+def with_other_modes(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of `graph_times` with two further columns: warm_us and eager_us of the same arm."""
+    keys = ["op", "case", "impl"]
+    wide = graph_times(table)
+    for name, mode in (("warm_us", WARM), ("eager_us", EAGER)):
+        others = table.loc[table["mode"] == mode, [*keys, "us"]].rename(columns={"us": name})
+        wide = wide.merge(others, on=keys, how="left")
+    return wide
 
 
 def representative_cases(table: pd.DataFrame) -> pd.DataFrame:
