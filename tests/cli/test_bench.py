@@ -1,0 +1,61 @@
+"""`kdlab bench kernels`: what it prints of a run, as text and as JSON, and what it saves; the run itself is made up."""
+
+import json
+
+import pytest
+
+from kdlab.bench import kernels as kernel_bench
+from kdlab.bench import read_rows
+from kdlab.cli import main
+from tests.bench.samples import kernel_rows
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Replace the benchmark by one that keeps its arguments and finds the sample rows."""
+    given = {}
+
+    def bench_kernels(**options):
+        given.update(options)
+        options["progress"](3, 3)
+        return kernel_bench.KernelBench(kernel_rows(), ("short run: 1 of 2 cases; --seconds 300 has all",))
+
+    monkeypatch.setattr(kernel_bench, "bench_kernels", bench_kernels)
+    return given
+
+
+def test_one_table_the_ceilings_the_verdicts_and_what_was_cut(ran, capsys, tmp_path):
+    assert main(["bench", "kernels", "--out", f"{tmp_path}/rows.parquet"]) == 0
+    assert ran.keys() == {"seconds", "progress"}
+    assert ran["seconds"] == 25.0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    names = "op case impl mode us p10 p90 warm_us eager_us floor_us roofline goal_us goal"
+    assert lines[0].split() == names.split()
+    (line,) = [line for line in lines if "prefix=4096 H=64" in line and line.split()[5] == "wgmma" and "%" in line]
+    assert line.split()[-8:] == ["40.80", "38.00", "70.00", "24.00", "60.0", "%", "37.50", "missed"]
+    assert "mma.sync: 600.00 TFLOP/s (instructions)" in lines
+    assert "7 of 8 goals met" in lines
+    assert lines[-1].startswith("short run")
+    assert "bench kernels: 3 of 3 cases" in err
+    assert len(read_rows(tmp_path / "rows.parquet")) == len(kernel_rows())
+
+
+def test_json_has_the_same_and_null_for_what_is_not_known(ran, capsys):
+    assert main(["bench", "kernels", "--json", "--seconds", "9", "--ops", "moe_int4,tree_build", "--heads", "8"]) == 0
+    assert (ran["seconds"], ran["ops"], ran["heads"]) == (9.0, ["moe_int4", "tree_build"], [8])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"ceilings", "rows", "verdicts", "messages"}
+    assert {ceiling["of"] for ceiling in found["ceilings"]} == {"copy", "read", "matrix", "mma.sync", "launch"}
+    (host, *_) = [row for row in found["rows"] if row["impl"] == "host heap"]
+    assert (host["mode"], host["goal_us"], host["verdict"], host["prefix"]) == ("eager", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--ops", "sort"], "ops: expected one of"), (["--heads", "7"], "heads: expected one of"),
+     (["--heads", "x"], "invalid"), (["--seconds", "-1"], "seconds: expected")],
+)  # fmt: skip
+def test_bad_words_are_refused(words, message, capsys):
+    assert main(["bench", "kernels", *words]) == 2
+    assert message in capsys.readouterr().err
