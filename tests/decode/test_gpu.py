@@ -147,6 +147,38 @@ def test_a_forward_by_kernels_is_that_of_torch(name, impl):
     assert torch.equal(hidden[3, :9], ours.hidden[3, :9])
 
 
+def test_a_captured_forward_reads_trees_positions_and_lengths_from_its_buffers():
+    pair = gpu_pair("bundled", "bfloat16")
+    fresh = LatentCache.allocate(pair.target.config, 1, 160, pair.dtype, pair.device)
+    fresh.pages.normal_(generator=torch.Generator("cuda").manual_seed(0))
+
+    def buffers(parents, prefix):
+        tree = DraftTree.from_parents(torch.arange(5), torch.tensor(parents)).to("cuda")
+        start = torch.tensor([prefix], dtype=torch.int32, device="cuda")
+        return tree.token, start[:, None] + tree.depth, start, tree.ancestors, tree.num_nodes
+
+    def forward(cache, token, positions, start, ancestors, num_nodes):
+        return pair.target(token, positions, cache, start, VisibleRows(ancestors, num_nodes)).hidden
+
+    @torch.inference_mode()
+    def eager(case):
+        return forward(LatentCache(fresh.pages.clone(), fresh.block_table), *case)
+
+    cases = [buffers(*case) for case in (([-1, 0, 1, 2, 3], 60), ([-1, 0, 0, 1, 1], 60), ([-1, 0, 1, 0, 2], 127))]
+    captured, cache = [t.clone() for t in cases[0]], LatentCache(fresh.pages.clone(), fresh.block_table)
+    expected = [eager(case) for case in cases]
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        hidden = forward(cache, *captured)
+    for case, wanted in zip(cases, expected, strict=True):
+        cache.pages.copy_(fresh.pages)
+        for buffer, value in zip(captured, case, strict=True):
+            buffer.view(torch.int32).copy_(value.view(torch.int32))
+        graph.replay()
+        assert torch.equal(hidden, wanted)
+    assert not torch.equal(expected[0], expected[1])
+
+
 # -- bfloat16: every token is the best of plain decoding, or within a margin of it -------------------------------------
 
 
