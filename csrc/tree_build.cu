@@ -3,28 +3,27 @@
 //   out  token, parent, depth, rank, first_child, next_sibling [S,N] i32 | logp [S,N] f32
 //        ancestors [S,N,ceil(N/32)] u32 | num_nodes, nonfinite_rows [S] i32 | missed_mass [S,L] f32 | truncated [S] u8
 //   math score = sum of log-probabilities from the root, f64; rows = the best B = N - 1 rank tuples by (score
-//        descending, tuple ascending), a heap's pop order, without its B dependent pops: warp 0 expands up to 64 known
-//        nodes at once, as they were found. Node (..,r) offers (..,r,0), often (..,r,0,0), (..,2r+1) and (..,2r+2), so
-//        every tuple has one finder, which precedes it. An offer is dropped where B others surely precede it: B known
-//        nodes lie in better bins of a histogram of scores, or B tuples are smaller in every rank. The rest, little
-//        more than B nodes, is sorted. A full pool is cut to its best B in the same way, and the search goes on.
+//        descending, tuple ascending), a heap's pop order, without its B dependent pops. Half of the block expands many
+//        nodes at once, as they were found: node (..,r) offers (..,r,0), (..,r,0,0), .., (..,2r+1), (..,2r+2), a thread
+//        an offer, so that every tuple has one finder, which precedes it. An offer is dropped where B others surely
+//        precede it: B known nodes lie in better bins of a histogram of scores, or B tuples are smaller in every rank.
+//        The rest, little more than B nodes, is sorted by bins. A full pool is cut to its best B in this way, and the
+//        search goes on.
 //   bad  a bad row (tree_build.cuh) ends the tree above it
-//   cost 8 LK bytes in, N (28 + N / 8) out a stream; the time is some L + log2(K) dependent steps, a sort, a walk up
+//   cost 8 LK bytes in, N (28 + N / 8) out a stream; the time is some L / 2 + log(K) steps, a sort, a walk up
 //   ref  kdlab/tree/build.py, the CPU's heap | test tests/kernels/test_tree_build.py | archs all
 #include "tree_build.cuh"
 
-constexpr int ITEMS = 2;                       // nodes that a lane expands at once
-constexpr int MOST_OFFERS = 4 * ITEMS * WARP;  // of one step
-constexpr int PAIR_BUDGET = 128;  // up to here steps are many for their nodes: a node offers its first two generations
-constexpr int LAZY = 32;          // nodes above the budget before the histogram is looked at again
-
+// What a node offers, a thread an offer: its first child, that one's first child and so on; siblings.
+constexpr int GENERATIONS = 2, SIBLINGS = 2, OFFERS = GENERATIONS + SIBLINGS;
 constexpr int PARENT_BITS = 12, RANK_BITS = 8, DEPTH_BITS = 5;
 constexpr u32 EXPANDED = 1u << 31;  // its offers have been made
-constexpr u32 NO_CHILD = 1u << 30;  // its child was found along with it
+constexpr u32 NO_CHILD = 1u << 30;  // its child was offered along with it
 static_assert(MAX_PER_THREAD * 1024 <= 1 << PARENT_BITS && MAX_WIDTH <= 1 << RANK_BITS && MAX_DEPTH < 1 << DEPTH_BITS,
               "each field holds what it may have to");
 static_assert(PARENT_BITS + RANK_BITS + DEPTH_BITS <= 30 && MAX_DEPTH < WARP, "a link in one word, a lane a depth");
-static_assert(2 * 1024 >= 1 + MAX_BUDGET + MOST_OFFERS, "a pool that was cut has room for a step");
+static_assert(2 * 1024 >= 1 + MAX_BUDGET + 1024 / 2, "a pool that was cut has room for a step");
+static_assert(WARP % OFFERS == 0, "the offers of a node lie in one warp");
 static_assert(MAX_BUDGET + 1 < 1 << 16, "rows and bounds in 16 bits");
 
 DEVICE u32 pack_link(int parent, int rank, int depth) {
@@ -45,223 +44,203 @@ DEVICE float scale_of(const Plan& plan, float floor) {
   return best > floor ? BINS / (best - floor) : 1.0f;
 }
 
+// ---- bins --------------------------------------------------------------------------------------------------------
+
+// A score that B nodes reach for sure: the lowest of a family of B nodes that is easily scored, or else of all nodes.
+// Lane i looks at depths up to i + 1: the first ranks of every depth along the best path, and a box of equal ranks.
+DEVICE float floor_of(const Params& p, const Plan& plan, const Common& common) {
+  const int depths = lane_id() + 1, nodes = max(p.budget, 1);
+  const int stair = cdiv(nodes, depths), side = int(ceilf(exp2f(log2f(float(nodes)) / depths)));
+  float best_path = 0, low_stair = 0, low_box = 0, lowest = 0;
+  bool has_stair = depths <= common.usable, has_box = has_stair;
+  for (int d = 0; d < common.usable; ++d) {
+    const float* row = plan.log_probs + d * p.width;
+    const int finite = common.num_finite[d];
+    if (d < depths) {
+      has_stair = has_stair && stair <= finite;
+      has_box = has_box && side <= finite;
+      if (has_stair) low_stair = fminf(low_stair, best_path + fminf(row[stair - 1], 0.0f));
+      if (has_box) low_box += fminf(row[side - 1], 0.0f);
+    }
+    best_path += fminf(row[0], 0.0f);
+    lowest += fminf(row[finite - 1], 0.0f);
+  }
+  float floor = lowest;
+  if (has_stair) floor = fmaxf(floor, low_stair);
+  if (has_box) floor = fmaxf(floor, low_box);
+  return warp_max(floor) * (1 + 4e-6f);  // rounding of these sums; lower is always allowed
+}
+
+// For the bins 8 * lane.. of this lane: how many entries lie in the bins above them. A whole warp calls.
+constexpr int BINS_A_LANE = BINS / WARP;
+DEVICE int count_above(const volatile i32* histogram, int (&own)[BINS_A_LANE]) {
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < BINS_A_LANE; ++i) sum += own[i] = histogram[lane_id() * BINS_A_LANE + i];
+  const int total = sum;
+#pragma unroll
+  for (int offset = 1; offset < WARP; offset *= 2) {
+    const int above = __shfl_down_sync(FULL_MASK, sum, offset);
+    if (lane_id() + offset < WARP) sum += above;
+  }
+  return sum - total;
+}
+
+// The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls.
+DEVICE int highest_cut(const volatile i32* histogram, int budget) {
+  int own[BINS_A_LANE], above = count_above(histogram, own), cut = -1;
+#pragma unroll
+  for (int i = BINS_A_LANE - 1; i >= 0; --i) {
+    above += own[i];
+    if (cut < 0 && above >= budget) cut = lane_id() * BINS_A_LANE + i;
+  }
+  return max(__reduce_max_sync(FULL_MASK, cut), 0);
+}
+
+// One warp raises the cut while others push: counts only grow, so what it saw is enough.
+DEVICE void watch_bins(const Params& p, const Plan& plan, volatile Common& common) {
+  while (!__shfl_sync(FULL_MASK, int(common.grown), 0)) {
+    const int cut = highest_cut(plan.histogram, p.budget);
+    if (lane_id() == 0) common.cut = cut;
+  }
+}
+
 // ---- growth ------------------------------------------------------------------------------------------------------
 
-// An entry with all that its offers need.
-struct Entry {
-  u32 link, bound;  // link 0 with bound 0 offers nothing
-  double score, parent_score;
-  float child, grandchild, sibling[2];  // log-probabilities; +inf where there is no candidate
+struct Offer {
+  bool valid;
+  double score;
+  u32 link, bound;
+  u64 order;
 };
 
-// Warp 0's view of the pool, the same in every lane but `lowest`.
-struct Growth {
-  int count, cut, kept;
-  bool has_bins;
-  float floor, scale;
-  float lowest;  // of the scores that this lane pushed
-
-  DEVICE Entry load(const Params& p, const Plan& plan, const Common& common, int at) const {
-    Entry entry = {0, 0, 0, 0, INFINITY_F32, INFINITY_F32, {INFINITY_F32, INFINITY_F32}};
-    const u32 link = at < count ? plan.link[at] : EXPANDED;
-    if (link & EXPANDED) return entry;
-    entry.score = plan.score[at];
-    plan.link[at] = link | EXPANDED;
-    if (has_bins && bin_of(entry.score, floor, scale) < cut) return entry;
-    entry.link = link;
-    entry.bound = plan.bound[at];
-    entry.parent_score = plan.score[parent_of(link)];
-    const int depth = depth_of(link), next = 2 * rank_of(link) + 1;
-    const float* row = plan.log_probs + depth * p.width;  // the children's
-    if (depth < common.usable && !(link & NO_CHILD)) entry.child = fminf(row[0], 0.0f);
-    if (depth + 1 < common.usable && p.budget <= PAIR_BUDGET) entry.grandchild = fminf(row[p.width], 0.0f);
-    const int finite = depth > 0 ? common.num_finite[depth - 1] : 0;
+// Offer number `kind` of entry `at`; the index of a later generation's parent is not known yet.
+DEVICE Offer make_offer(const Params& p, const Plan& plan, const Common& common, int at, int kind) {
+  const u32 link = plan.link[at], bound = plan.bound[at];
+  const int depth = depth_of(link), rank = rank_of(link), parent = parent_of(link);
+  const int before = bound & 0xffff, product = bound >> 16, own = product * (rank + 1);  // of the parent; of the entry
+  const bool down = kind < GENERATIONS;
+  const int next = down ? 0 : SIBLINGS * rank + 1 + kind - GENERATIONS;
+  const int row = down ? depth : depth - 1;  // of the first candidate on the way
+  const int bounded = before + (down ? (kind + 2) * own : product * (next + 1));  // nodes at or before the offer
+  Offer offer = {!(link & EXPANDED) && bounded <= p.budget + 1, 0, 0, bound, plan.order[at]};
+  if (down) offer.valid &= !(link & NO_CHILD) && depth + kind < common.usable;
+  else offer.valid &= depth > 0 && next < common.num_finite[max(row, 0)];
+  const float* from = plan.log_probs + (offer.valid ? row * p.width + next : 0);
+  offer.score = plan.score[down ? at : parent] + double(fminf(from[0], 0.0f));
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (next + i < finite) entry.sibling[i] = fminf(row[next + i - p.width], 0.0f);
-    return entry;
+  for (int g = 1; g < GENERATIONS; ++g) {
+    if (down && offer.valid && g <= kind) offer.score += double(fminf(from[g * p.width], 0.0f));
   }
+  offer.link = pack_link(down ? at : parent, next, down ? depth + kind + 1 : depth);
+  if (kind < GENERATIONS - 1) offer.link |= NO_CHILD;
+  if (down) offer.bound = (before + (kind + 1) * own) | own << 16;
+  else if (row < ORDER_DEPTHS) offer.order += u64(next - rank) << (8 * (ORDER_DEPTHS - 1 - row));
+  return offer;
+}
 
-  // Append one offer a lane, where it is one; returns its index, or -1.
-  DEVICE int push(const Plan& plan, bool valid, double score, u32 link, u32 bound) {
-    const int bin = has_bins ? bin_of(score, floor, scale) : 0;
-    valid = valid && bin >= cut;
-    const u32 takers = __ballot_sync(FULL_MASK, valid);
-    const int at = valid ? count + __popc(takers & ((1u << lane_id()) - 1)) : -1;
-    if (valid) {
-      plan.score[at] = score;
-      plan.link[at] = link;
-      plan.bound[at] = bound;
-      lowest = fminf(lowest, float(score));
-      if (has_bins) atomicAdd(&plan.histogram[bin], 1);
-    }
-    count += __popc(takers);
-    kept += __popc(takers);
-    return at;
-  }
+// All threads of the first half of the block: how many of them say yes.
+DEVICE int wait_and_count(int threads, bool yes) {
+  int count;
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; barrier.cta.red.popc.aligned.u32 %0, 1, %1, p; }"
+               : "=r"(count) : "r"(threads), "r"(int(yes)) : "memory");
+  return count;
+}
 
-  // The first child, its first child, and the two siblings that no other entry finds.
-  DEVICE void push_offers(const Plan& plan, const Entry& entry, int at, int budget) {
-    const int rank = rank_of(entry.link), depth = depth_of(entry.link);
-    const int before = entry.bound & 0xffff, product = entry.bound >> 16;  // of the parent
-    const int own = product * (rank + 1);
-    const double child_score = entry.score + double(entry.child);
-    const bool pair = entry.child <= 0 && entry.grandchild <= 0;
-    const int child = push(plan, entry.child <= 0 && before + 2 * own <= budget + 1, child_score,
-                           pack_link(at, 0, depth + 1) | (pair ? NO_CHILD : 0), (before + own) | own << 16);
-    if (budget <= PAIR_BUDGET) {
-      push(plan, pair && child > 0 && before + 3 * own <= budget + 1, child_score + double(entry.grandchild),
-           pack_link(child, 0, depth + 2), (before + 2 * own) | own << 16);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int next = 2 * rank + 1 + i;
-      push(plan, entry.sibling[i] <= 0 && before + product * (next + 1) <= budget + 1,
-           entry.parent_score + double(entry.sibling[i]), pack_link(parent_of(entry.link), next, depth), entry.bound);
-    }
-  }
-
-  // The first nodes that fill the budget span the bins: none that is worse can be among the best.
-  DEVICE void make_bins(const Plan& plan) {
-    floor = warp_min(lowest);
-    scale = scale_of(plan, floor);
-    has_bins = true;
-    for (int i = lane_id(); i < BINS; i += WARP) plan.histogram[i] = 0;
-    __syncwarp();
-#pragma unroll 4
-    for (int i = 1 + lane_id(); i < count; i += WARP) {
-      atomicAdd(&plan.histogram[bin_of(plan.score[i], floor, scale)], 1);
-    }
-    __syncwarp();
-  }
-
-  // Give up the lowest bins as long as the others hold the budget.
-  DEVICE void raise_cut(const Plan& plan, int budget) {
-    for (int given_up = WARP; given_up == WARP; cut += given_up) {
-      int sum = cut + lane_id() < BINS ? plan.histogram[cut + lane_id()] : kept + 1;
-#pragma unroll
-      for (int offset = 1; offset < WARP; offset *= 2) {
-        const int below = __shfl_up_sync(FULL_MASK, sum, offset);
-        if (lane_id() >= offset) sum += below;
-      }
-      given_up = __popc(__ballot_sync(FULL_MASK, kept - sum >= budget));
-      const int gone = __shfl_sync(FULL_MASK, sum, (given_up - 1) & (WARP - 1));
-      if (given_up > 0) kept -= gone;
-    }
-  }
-};
-
-// Warp 0: expand entries until none is left or the pool has no room for a step.
+// The first half of the block: expand entries until none is left or the pool has no room for a step.
 DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
-  Growth pool = {common.count, common.cut, common.kept, common.has_bins, common.floor, common.scale, 0};
-  int head = 0;
-  while (head < pool.count && pool.count + MOST_OFFERS <= p.capacity) {
-    const int first = head + lane_id();
-    Entry entries[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) entries[i] = pool.load(p, plan, common, first + i * WARP);
-    head = min(head + ITEMS * WARP, pool.count);
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) pool.push_offers(plan, entries[i], first + i * WARP, p.budget);
-    __syncwarp();
-    const bool full = pool.kept >= p.budget + (pool.has_bins ? LAZY : 0);
-    if (full && !pool.has_bins) pool.make_bins(plan);
-    if (full) pool.raise_cut(plan, p.budget);
+  const int threads = blockDim.x / 2, kind = threadIdx.x % OFFERS, lane = lane_id();
+  int count = common.count, head = 0;
+  while (head < count && count + threads <= p.capacity) {
+    const int at = head + threadIdx.x / OFFERS;
+    const int cut = __shfl_sync(FULL_MASK, *const_cast<volatile int*>(&common.cut), 0);  // one for all: it may rise
+    Offer offer = make_offer(p, plan, common, min(at, count - 1), kind);
+    const int bin = bin_of(offer.score, common.floor, common.scale);
+    const bool valid = offer.valid && at < count && bin >= cut;
+    const u32 takers = __ballot_sync(FULL_MASK, valid);
+    int place = lane == 0 && takers ? atomicAdd(&common.tail, __popc(takers)) : 0;
+    place = __shfl_sync(FULL_MASK, place, 0) + __popc(takers & ((1u << lane) - 1));
+    if (kind == 0 && at < count) plan.link[at] |= EXPANDED;
+    if (valid) {
+      // A later generation's parent took the place before its own.
+      if (kind > 0 && kind < GENERATIONS) offer.link += place - 1 - at;
+      plan.score[place] = offer.score;
+      plan.link[place] = offer.link;
+      plan.bound[place] = offer.bound;
+      plan.order[place] = offer.order;
+      atomicAdd(&plan.histogram[bin], 1);
+    }
+    head = min(head + threads / OFFERS, count);
+    count += wait_and_count(threads, valid);
   }
-  if (pool.has_bins) pool.raise_cut(plan, p.budget);
-  if (lane_id() > 0) return;
-  common.count = pool.count;
-  common.cut = pool.cut;
-  common.has_bins = pool.has_bins;
-  common.floor = pool.floor;
-  common.scale = pool.scale;
-  common.finished = head >= pool.count;
-  common.num_sorted = 0;
+  if (threadIdx.x > 0) return;
+  common.count = count;
+  common.finished = head >= count;
+  *const_cast<volatile bool*>(&common.grown) = true;
 }
 
 // ---- order -------------------------------------------------------------------------------------------------------
 
 // Of two different entries: whether a's tuple of ranks is the smaller one; a prefix is smaller than what it begins.
-DEVICE bool tuple_before(const u32* links, int a, int b) {
-  u32 x = links[a], y = links[b];
+DEVICE bool tuple_before(const Plan& plan, int a, int b) {
+  if (plan.order[a] != plan.order[b]) return plan.order[a] < plan.order[b];
+  u32 x = plan.link[a], y = plan.link[b];
   const bool shorter = depth_of(x) < depth_of(y);
-  while (depth_of(x) > depth_of(y)) x = links[a = parent_of(x)];
-  while (depth_of(y) > depth_of(x)) y = links[b = parent_of(y)];
+  while (depth_of(x) > depth_of(y)) x = plan.link[a = parent_of(x)];
+  while (depth_of(y) > depth_of(x)) y = plan.link[b = parent_of(y)];
   if (a == b) return shorter;
   while (parent_of(x) != parent_of(y)) {
-    x = links[parent_of(x)];
-    y = links[parent_of(y)];
+    x = plan.link[parent_of(x)];
+    y = plan.link[parent_of(y)];
   }
   return rank_of(x) < rank_of(y);
 }
 
-DEVICE bool precedes(const u32* links, double score, int index, double other_score, int other) {
-  return score > other_score || (score == other_score && tuple_before(links, index, other));
-}
-
-// Put what is still of interest into the list, in any order.
-DEVICE void list_entries(const Plan& plan, Common& common) {
-  for (int start = 1; start < common.count; start += blockDim.x) {
-    const int i = start + threadIdx.x;
-    const double score = i < common.count ? plan.score[i] : 0;
-    const bool in = i < common.count && (!common.has_bins || bin_of(score, common.floor, common.scale) >= common.cut);
-    const u32 takers = __ballot_sync(FULL_MASK, in);
-    int at = lane_id() == 0 && takers ? atomicAdd(&common.num_sorted, __popc(takers)) : 0;
-    at = __shfl_sync(FULL_MASK, at, 0) + __popc(takers & ((1u << lane_id()) - 1));
-    if (!in) continue;
-    plan.key[at] = score;
-    plan.list[at] = u16(i);
+// Fill `list` with the entries that are still of interest, best first.
+DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
+  if (warp_id() == 0) {
+    const int cut = highest_cut(plan.histogram, p.budget);
+    int own[BINS_A_LANE], above = count_above(plan.histogram, own);
+#pragma unroll
+    for (int i = BINS_A_LANE - 1; i >= 0; --i) {
+      const int bin = lane_id() * BINS_A_LANE + i;
+      plan.next[bin] = above;
+      above += own[i];
+      if (bin == cut) common.num_sorted = above;
+    }
+    if (lane_id() == 0) common.cut = cut;
   }
   __syncthreads();
-}
-
-// Place of list element i within its group of 32: the number of those before it. Whole warps call.
-DEVICE int place_in_group(const Plan& plan, int i, int total, double key, int index) {
-  const int start = i - lane_id();
-  int place = start;
-  for (int j = 0; j < min(WARP, total - start); ++j) {
-    const double other = __shfl_sync(FULL_MASK, key, j);
-    const int other_index = __shfl_sync(FULL_MASK, index, j);
-    if (i < total && j != lane_id()) place += precedes(plan.link, other, other_index, key, index);
+  // Each entry into the part of the list that belongs to its bin, in any order.
+  for (int i = 1 + threadIdx.x; i < common.count; i += blockDim.x) {
+    const int bin = bin_of(plan.score[i], common.floor, common.scale);
+    if (bin >= common.cut) plan.list[atomicAdd(&plan.next[bin], 1)] = u16(i);
   }
-  return place;
-}
-
-// Place of list element i once its sorted run and the neighbouring one are merged: binary search in the other.
-DEVICE int place_in_merge(const Plan& plan, int i, int total, int run, double key, int index) {
-  const int own = i / run * run, other = own ^ run, start = min(other, total);
-  int low = start, high = min(other + run, total);
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (precedes(plan.link, plan.key[middle], plan.list[middle], key, index)) low = middle + 1;
-    else high = middle;
-  }
-  return min(own, other) + (i - own) + (low - start);
-}
-
-// Merge sort of the list in place; `run` is the length of what is sorted already.
-DEVICE void sort_list(const Plan& plan, int total) {
-  double key[MAX_PER_THREAD];
+  __syncthreads();
+  // Its place in there is the number of those that precede it.
+  const int total = common.num_sorted;
   int index[MAX_PER_THREAD], place[MAX_PER_THREAD];
-  for (int run = 1; run < total; run = run == 1 ? WARP : 2 * run) {
 #pragma unroll
-    for (int e = 0; e < MAX_PER_THREAD; ++e) {
-      const int i = threadIdx.x + e * blockDim.x;
-      if (i - lane_id() >= total) continue;
-      key[e] = i < total ? plan.key[i] : 0;
-      index[e] = i < total ? plan.list[i] : 0;
-      if (run == 1) place[e] = place_in_group(plan, i, total, key[e], index[e]);
-      else if (i < total) place[e] = place_in_merge(plan, i, total, run, key[e], index[e]);
+  for (int e = 0; e < MAX_PER_THREAD; ++e) {
+    const int i = threadIdx.x + e * blockDim.x;
+    if (i >= total) continue;
+    index[e] = plan.list[i];
+    const double score = plan.score[index[e]];
+    const int bin = bin_of(score, common.floor, common.scale), end = plan.next[bin];
+    place[e] = end - plan.histogram[bin];
+    const int begin = place[e];
+    for (int j = begin; j < end; ++j) {
+      const int other = plan.list[j];
+      const double theirs = plan.score[other];
+      place[e] += theirs > score || (theirs == score && other != index[e] && tuple_before(plan, other, index[e]));
     }
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < MAX_PER_THREAD; ++e) {
-      if (int(threadIdx.x + e * blockDim.x) >= total) continue;
-      plan.key[place[e]] = key[e];
-      plan.list[place[e]] = u16(index[e]);
-    }
-    __syncthreads();
   }
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < MAX_PER_THREAD; ++e) {
+    if (int(threadIdx.x + e * blockDim.x) < total) plan.list[place[e]] = u16(index[e]);
+  }
+  __syncthreads();
 }
 
 // Keep the best B entries only, in order, with bins that span them. A finder precedes what it finds, so none is lost.
@@ -271,25 +250,27 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
   const int old = stays ? plan.list[thread] : 0;
   const double score = plan.score[old];
   const u32 link = plan.link[old], bound = plan.bound[old];
-  const float floor = float(plan.key[p.budget - 1]), scale = scale_of(plan, floor);
-  u16* renamed = reinterpret_cast<u16*>(plan.key);  // [capacity]
+  const u64 order = plan.order[old];
+  const float floor = float(plan.score[plan.list[p.budget - 1]]), scale = scale_of(plan, floor);
+  u16* renamed = plan.list;
   __syncthreads();
   for (int i = thread; i < BINS; i += blockDim.x) plan.histogram[i] = 0;
   if (stays) renamed[old] = u16(thread + 1);
   if (thread == 0) {
     renamed[0] = 0;
-    common.count = p.budget + 1;
-    common.kept = p.budget;
+    common.count = common.tail = p.budget + 1;
     common.cut = 0;
+    common.grown = false;
     common.floor = floor;
     common.scale = scale;
   }
   __syncthreads();
   if (stays) {
-    plan.score[thread + 1] = score;
     const u32 made = link & (EXPANDED | NO_CHILD);
+    plan.score[thread + 1] = score;
     plan.link[thread + 1] = made | pack_link(renamed[parent_of(link)], rank_of(link), depth_of(link));
     plan.bound[thread + 1] = bound;
+    plan.order[thread + 1] = order;
     atomicAdd(&plan.histogram[bin_of(score, floor, scale)], 1);
   }
   __syncthreads();
@@ -313,14 +294,14 @@ DEVICE int exclusive_scan(int value, int* totals) {
 
 DEVICE i32 token_of(const Params& p, const Plan& plan, const Common& common, u32 link) {
   const int row = depth_of(link) - 1, rank = rank_of(link);
-  const int place = common.unsorted_rows >> row & 1 ? plan.order[row * p.width + rank] : rank;
+  const int place = common.unsorted_rows >> row & 1 ? plan.unsorted[row * p.width + rank] : rank;
   return p.token_ids[(i64(blockIdx.x) * p.num_depths + row) * p.width + place];
 }
 
 // Thread t writes row t + 1, thread 0 the root besides. The children of a row have ranks 0, 1, .. without a gap, so
 // they stand side by side in a list of all rows by parent and rank.
 DEVICE void write_rows(const Params& p, const Plan& plan, Common& common, int num_rows) {
-  u16* row_of = reinterpret_cast<u16*>(plan.key);                 // [capacity], of an entry
+  u16* row_of = reinterpret_cast<u16*>(plan.order);                // [capacity], of an entry
   u32* children = reinterpret_cast<u32*>(row_of + p.capacity);    // [N]: number | start in `sorted` << 16
   u16* sorted = reinterpret_cast<u16*>(children + p.budget + 1);  // [N]: rows by parent and rank
   const int thread = threadIdx.x, row = thread + 1;
@@ -385,7 +366,7 @@ DEVICE void walk_up(const u16* up, int row, u32* bits) {
 DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows) {
   const int rows = p.budget + 1, words = cdiv(rows, 32);
   u32* tile = reinterpret_cast<u32*>(plan.score);
-  const int at_once = min(p.capacity * 26 / 4 / words, int(blockDim.x));
+  const int at_once = min(p.capacity * PLAN_BYTES / 4 / words, int(blockDim.x));
   u32* out = p.ancestors + i64(blockIdx.x) * rows * words;
   for (int start = 0; start < rows; start += at_once) {
     const int some = min(at_once, rows - start), row = start + threadIdx.x;
@@ -400,8 +381,8 @@ DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows) {
   }
 }
 
-// Grid S; a block has at least two warps and at least B threads, the pool at most MAX_PER_THREAD entries a thread.
-extern "C" __global__ void __launch_bounds__(1024)
+// Grid S; a block has 512 or 1,024 threads, at least B; the pool has at most MAX_PER_THREAD entries a thread.
+extern "C" __global__ void __launch_bounds__(1024, 1)
     tree_build(const float* log_probs, const i32* token_ids, i32* token, i32* parent, i32* depth, float* logp,
                i32* rank, i32* num_nodes, u32* ancestors, i32* first_child, i32* next_sibling, float* missed_mass,
                u8* truncated, i32* nonfinite_rows, int num_depths, int width, int budget, int capacity, int last_id,
@@ -413,15 +394,13 @@ extern "C" __global__ void __launch_bounds__(1024)
                     num_depths,   width,     budget,    capacity,  last_id,        whole};
   const Plan plan(shared_memory, capacity, num_depths, width, budget + 1);
   if (threadIdx.x < MAX_DEPTH) common.num_finite[threadIdx.x] = width;
+  for (int i = threadIdx.x; i < BINS; i += blockDim.x) plan.histogram[i] = 0;
   if (threadIdx.x == 0) {
     common.bad_rows = common.unsorted_rows = 0;
     common.looks_whole = 1;
-    common.count = 1;
-    common.cut = common.kept = 0;
-    common.has_bins = false;
-    plan.score[0] = 0;
-    plan.link[0] = pack_link(0, 0, 0) | (budget > 0 ? 0 : EXPANDED);
-    plan.bound[0] = 0 | 1 << 16;  // the root stands for its own parent, so that it counts itself
+    common.count = common.tail = 1;
+    common.cut = 0;
+    common.grown = false;
   }
   __syncthreads();
   grid_dependency_wait();
@@ -436,18 +415,26 @@ extern "C" __global__ void __launch_bounds__(1024)
     const u32 good = good_rows(p, plan, common);
     if (lane_id() == 0) common.usable = __ffs(~good) - 1;
     __syncwarp();
-    grow(p, plan, common);
-  } else {
-    weigh_rows(p, plan, common);
+    const float floor = floor_of(p, plan, common);
+    if (lane_id() == 0) {
+      common.floor = floor;
+      common.scale = scale_of(plan, floor);
+      plan.score[0] = 0;
+      plan.order[0] = 0;
+      plan.link[0] = pack_link(0, 0, 0) | (budget > 0 ? 0 : EXPANDED);
+      plan.bound[0] = 0 | 1 << 16;  // the root stands for its own parent, so that it counts itself
+    }
   }
   __syncthreads();
-  for (;;) {
-    list_entries(plan, common);
-    sort_list(plan, common.num_sorted);
+  const int growers = blockDim.x / WARP / 2, warp = warp_id();
+  for (bool first = true;; first = false) {
+    if (warp < growers) grow(p, plan, common);
+    else if (warp == growers) watch_bins(p, plan, common);
+    else if (first) weigh_rows(p, plan, common, warp - growers - 1, growers - 1);
+    __syncthreads();
+    sort_entries(p, plan, common);
     if (common.finished) break;
     cut_pool(p, plan, common);
-    if (warp_id() == 0) grow(p, plan, common);
-    __syncthreads();
   }
   const int num_rows = 1 + min(common.num_sorted, budget);
   write_rows(p, plan, common, num_rows);

@@ -26,27 +26,33 @@ struct Params {
   int whole;    // the candidates are the whole vocabulary: 1 yes, 0 no, -1 if they look like it
 };
 
-// Dynamic shared memory, as `_shared_bytes` in tree_build.py counts it. Up to `list` it is free after the sort.
+constexpr int ORDER_DEPTHS = 8;  // ranks that a word holds
+
+// Dynamic shared memory, as `_shared_bytes` in tree_build.py counts it.
+constexpr int PLAN_BYTES = 26;  // an entry: everything up to `list`, free after the sort
 struct Plan {
-  double *score, *key;  // [capacity]: of the pool; of the entries that are being sorted
-  u32* link;            // [capacity]: pack_link
-  u32* bound;           // [capacity]: (nodes at or before the parent for sure) | (product of rank + 1 up to it) << 16
-  u16* list;            // [capacity]: entries that are being sorted
-  i32* histogram;       // [BINS]
-  float* log_probs;     // [L, K], sorted, as given: at most 0 only after fminf
-  u16* up;              // [N]: a row's parent
-  u8* order;            // [L, K]: places before sorting, of rows that came unsorted
+  double* score;      // [capacity]
+  u64* order;         // [capacity]: the first ranks of the tuple, first one highest
+  u32* link;          // [capacity]: pack_link
+  u32* bound;         // [capacity]: (nodes at or before the parent for sure) | (product of rank + 1 up to it) << 16
+  u16* list;          // [capacity]: entries by bin
+  i32* histogram;     // [BINS]
+  i32* next;          // [BINS]: place in `list`
+  float* log_probs;   // [L, K], sorted, as given: at most 0 only after fminf
+  u16* up;            // [N]: a row's parent
+  u8* unsorted;       // [L, K]: places before sorting, of rows that came unsorted
 
   DEVICE Plan(u64* base, int capacity, int depths, int width, int rows) {
     score = reinterpret_cast<double*>(base);
-    key = score + capacity;
-    link = reinterpret_cast<u32*>(key + capacity);
+    order = reinterpret_cast<u64*>(score + capacity);
+    link = reinterpret_cast<u32*>(order + capacity);
     bound = link + capacity;
     list = reinterpret_cast<u16*>(bound + capacity);
     histogram = reinterpret_cast<i32*>(list + capacity);
-    log_probs = reinterpret_cast<float*>(histogram + BINS);
+    next = histogram + BINS;
+    log_probs = reinterpret_cast<float*>(next + BINS);
     up = reinterpret_cast<u16*>(log_probs + depths * width);
-    order = reinterpret_cast<u8*>(up + rows);
+    unsorted = reinterpret_cast<u8*>(up + rows);
   }
 };
 
@@ -56,56 +62,66 @@ struct Common {
   int num_finite[MAX_DEPTH];    // candidates above -inf
   int usable;                   // depths before the first bad one
   int looks_whole;
-  int count, num_sorted;  // entries of the pool, root included; of list
-  bool finished, has_bins;
-  float floor, scale;  // of the bins
-  int cut, kept;       // lowest bin that is still of interest, entries in it and above
+  int count, tail, num_sorted;  // entries of the pool, root included; the same while it grows; of list
+  bool finished, grown;         // no entry is left to expand; growth has stopped
+  float floor, scale;           // of the bins
+  int cut;                      // lowest bin that is still of interest
   int scan[WARP];
   u32 seen[WARP][MAX_WIDTH / 32];  // ids below K that a warp has met
 };
 
-// Read the candidates and note what is unusual about them: only loads where nothing is.
+// Read the candidates and note what is unusual about them. Loads come first: they cannot pass stores by themselves.
 DEVICE void load_candidates(const Params& p, const Plan& plan, Common& common) {
-  const float* values = p.log_probs + i64(blockIdx.x) * p.num_depths * p.width;
-  const i32* ids = p.token_ids + i64(blockIdx.x) * p.num_depths * p.width;
+  constexpr int AT_ONCE = 4;
   const int total = p.num_depths * p.width;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const float x = values[i], next = values[min(i + 1, total - 1)];
-    const i32 id = ids[i];
-    plan.log_probs[i] = x;
-    const bool bad = !(x <= POSITIVE_TOLERANCE) || (x > -INFINITY_F32 && (id < 0 || id > p.last_id));
-    if (bad) atomicOr(&common.bad_rows, 1u << (i / p.width));
-    if (x == -INFINITY_F32) atomicMin(&common.num_finite[i / p.width], i % p.width);
-    if (!(x >= next) && i % p.width != p.width - 1) atomicOr(&common.unsorted_rows, 1u << (i / p.width));
+  const float* values = p.log_probs + i64(blockIdx.x) * total;
+  const i32* ids = p.token_ids + i64(blockIdx.x) * total;
+  for (int start = threadIdx.x; start < total; start += AT_ONCE * blockDim.x) {
+    float x[AT_ONCE], next[AT_ONCE];
+    i32 id[AT_ONCE];
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+      const int i = min(int(start + e * blockDim.x), total - 1);
+      x[e] = values[i];
+      next[e] = values[min(i + 1, total - 1)];
+      id[e] = ids[i];
+    }
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+      const int i = start + e * blockDim.x;
+      if (i >= total) continue;
+      plan.log_probs[i] = x[e];
+      const bool bad = !(x[e] <= POSITIVE_TOLERANCE) || (x[e] > -INFINITY_F32 && (id[e] < 0 || id[e] > p.last_id));
+      const bool rises = !(x[e] >= next[e]);
+      if (!bad && !rises && x[e] > -INFINITY_F32) continue;
+      const int row = i / p.width, place = i - row * p.width;
+      if (bad) atomicOr(&common.bad_rows, 1u << row);
+      if (x[e] == -INFINITY_F32) atomicMin(&common.num_finite[row], place);
+      if (rises && place + 1 < p.width) atomicOr(&common.unsorted_rows, 1u << row);
+    }
   }
 }
 
 // Sort the rows that came unsorted: a warp a row, each value's place is the number of those before it.
 DEVICE void sort_rows(const Params& p, const Plan& plan, Common& common) {
+  float* sorted = reinterpret_cast<float*>(plan.score) + warp_id() * MAX_WIDTH;
+  static_assert(2 * 16 >= sizeof(float) * MAX_WIDTH / WARP, "two entries a thread hold a row a warp");
   for (int row = warp_id(); row < p.num_depths; row += blockDim.x / WARP) {
     if (!(common.unsorted_rows >> row & 1) || (common.bad_rows >> row & 1)) continue;
     float* values = plan.log_probs + row * p.width;
-    float mine[MAX_WIDTH / WARP];
-    int place[MAX_WIDTH / WARP], num_finite = 0;
-#pragma unroll
-    for (int e = 0; e < MAX_WIDTH / WARP; ++e) {
-      const int i = lane_id() + e * WARP;
-      mine[e] = i < p.width ? values[i] : -INFINITY_F32;
-      num_finite += mine[e] > -INFINITY_F32;
-      place[e] = 0;
-      for (int j = 0; j < p.width; ++j) place[e] += values[j] > mine[e] || (values[j] == mine[e] && j < i);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int e = 0; e < MAX_WIDTH / WARP; ++e) {
-      const int i = lane_id() + e * WARP;
-      if (i >= p.width) continue;
-      values[place[e]] = mine[e];
-      plan.order[row * p.width + place[e]] = u8(i);
+    int num_finite = 0;
+    for (int i = lane_id(); i < p.width; i += WARP) {
+      const float x = values[i];
+      int place = 0;
+      for (int j = 0; j < p.width; ++j) place += values[j] > x || (values[j] == x && j < i);
+      sorted[place] = x;
+      plan.unsorted[row * p.width + place] = u8(i);
+      num_finite += x > -INFINITY_F32;
     }
     num_finite = warp_sum(num_finite);
     if (lane_id() == 0) common.num_finite[row] = num_finite;
+    for (int i = lane_id(); i < p.width; i += WARP) values[i] = sorted[i];
+    __syncwarp();
   }
 }
 
@@ -124,11 +140,11 @@ DEVICE bool all_seen(const u32* seen, int width) {
   return seen[lane_id()] == (bits >= 32 ? FULL_MASK : (1u << bits) - 1);
 }
 
-// The warps that do not grow the tree meanwhile find the mass outside of each row and whether its ids are 0..K-1.
-DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common) {
+// Some warps meanwhile find the mass outside of each row and whether its ids are 0..K-1; `part` of `parts` is this one.
+DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common, int part, int parts) {
   const u32 good = good_rows(p, plan, common);
   u32* seen = common.seen[warp_id()];
-  for (int row = warp_id() - 1; row < p.num_depths; row += blockDim.x / WARP - 1) {
+  for (int row = part; row < p.num_depths; row += parts) {
     if (lane_id() < MAX_WIDTH / 32) seen[lane_id()] = 0;
     __syncwarp();
     const i64 first = (i64(blockIdx.x) * p.num_depths + row) * p.width;
@@ -146,5 +162,5 @@ DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common) {
     if (!counted || !(fabs(mass - 1) <= MASS_TOLERANCE)) common.looks_whole = 0;
     p.missed_mass[i64(blockIdx.x) * p.num_depths + row] = good >> row & 1 ? float(fmax(1 - mass, 0.0)) : 1.0f;
   }
-  if (warp_id() == 1 && lane_id() == 0) p.nonfinite_rows[blockIdx.x] = p.width > 0 ? p.num_depths - __popc(good) : 0;
+  if (part == 0 && lane_id() == 0) p.nonfinite_rows[blockIdx.x] = p.width > 0 ? p.num_depths - __popc(good) : 0;
 }

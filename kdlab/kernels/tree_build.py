@@ -111,7 +111,7 @@ def _as_int32(token_ids: Tensor) -> Tensor:
 
 def _num_threads(budget: int) -> int:
     """Return the threads of a block: one a row at least; more shorten the sort and the writing of large trees."""
-    return next(threads for threads in (256, 512, 1024) if threads >= min(2 * budget, 1024))
+    return next(threads for threads in (512, 1024) if threads >= min(2 * budget, 1024))
 
 
 def _capacity(num_depths: int, width: int, budget: int) -> int:
@@ -123,7 +123,7 @@ def _capacity(num_depths: int, width: int, budget: int) -> int:
 
 def _shared_bytes(capacity: int, num_depths: int, width: int, budget: int) -> int:
     """Return the dynamic shared memory of a block, `Plan` in the .cuh."""
-    return 26 * capacity + 4 * _BINS + 5 * num_depths * width + 2 * (budget + 1)
+    return 26 * capacity + 8 * _BINS + 5 * num_depths * width + 2 * (budget + 1)
 
 
 @torch.library.custom_op("kdlab::tree_build", mutates_args=(), device_types="cuda")
