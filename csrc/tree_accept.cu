@@ -9,32 +9,38 @@
 //   ref  kdlab/tree/accept.py | test tests/kernels/test_tree_accept.py | archs all
 #include "common.cuh"
 
-constexpr int MAX_ROWS = 1025, ROWS_A_THREAD = 2;
-static_assert(ROWS_A_THREAD * 1024 >= MAX_ROWS, "a block holds a tree");
 
 // Bits of the faults, as AcceptStatus numbers them.
 enum Fault { BAD_SIZE = 1, BAD_PARENT, BAD_ORDER, BAD_DEPTH, BAD_TOKEN, BAD_LINK, DUPLICATE_CHILD };
 
-constexpr u64 FREE = ~0ull;  // parent and token -1: such a row has been found bad before
+constexpr u64 FREE = ~0ull;  // parent and token -1, which is never looked up
 
+// Dynamic shared memory, `_shared_bytes` in tree_accept.py.
 struct Plan {
-  i32 *parent, *depth, *target, *links_in, *next;  // [N]; next: the child that the target agrees with
-  u64* table;  // [slots]: (parent, token) of each row; a power of two of at least 2 (N - 1)
+  u64* table;                                                 // [slots]: (parent, token) of the rows met so far
+  i32 *token, *parent, *depth, *child, *sibling, *target;     // [N], as in global memory
+  i32 *links_in;                                              // [N]: how many links lead to a row
+  i32 *next;                                                  // [N]: the child that the target agrees with
+  i32 *path;                                                  // [N]
   DEVICE Plan(u64* base, int rows, int slots) {
     table = base;
-    parent = reinterpret_cast<i32*>(base + slots);
+    token = reinterpret_cast<i32*>(base + slots);
+    parent = token + rows;
     depth = parent + rows;
-    target = depth + rows;
+    child = depth + rows;
+    sibling = child + rows;
+    target = sibling + rows;
     links_in = target + rows;
     next = links_in + rows;
+    path = next + rows;
   }
 };
 
 // Whether another row has put the same parent and token into the table. Half of it stays free, so the search ends.
-DEVICE bool seen_before(u64* table, int slots, i32 parent, i32 token) {
-  const u64 key = u64(u32(parent)) << 32 | u32(token);
-  u32 slot = u32((key * 0x9e3779b97f4a7c15ull) >> 40);
-  for (;; ++slot) {
+DEVICE bool seen_before(u64* table, int slots, u32 parent, u32 token) {
+  const u64 key = u64(parent) << 32 | token;
+  u32 slot = parent * 0x9e3779b1u + token * 0x85ebca6bu;
+  for (slot ^= slot >> 15;; ++slot) {
     const u64 old = atomicCAS(&table[slot & (slots - 1)], FREE, key);
     if (old == FREE) return false;
     if (old == key) return true;
@@ -49,100 +55,86 @@ DEVICE bool good_link(const Plan& plan, i32 link, int row, int size, i32 family)
   return plan.parent[link] == family;
 }
 
-// Faults of one row, as bits; the root's first. `size` is at most N.
-DEVICE u32 faults_of(const Plan& plan, int row, int size, int slots, int depth_limit, i32 token, i32 first_child,
-                     i32 next_sibling) {
-  const i32 parent = plan.parent[row], depth = plan.depth[row];
-  u32 faults = good_link(plan, first_child, row, size, row) ? 0 : 1u << BAD_LINK;
+// Faults of one row of a tree of `size` <= N rows, as bits.
+DEVICE u32 faults_of(const Plan& plan, int row, int size, int slots, int depth_limit) {
+  const i32 token = plan.token[row], parent = plan.parent[row], depth = plan.depth[row];
+  u32 faults = good_link(plan, plan.child[row], row, size, row) ? 0 : 1u << BAD_LINK;
   if (row == 0) {
     if (parent != -1) faults |= 1u << BAD_PARENT;
     if (depth != 0) faults |= 1u << BAD_DEPTH;
-    if (next_sibling != -1) faults |= 1u << BAD_LINK;
+    if (plan.sibling[0] != -1) faults |= 1u << BAD_LINK;
     return faults;
   }
-  if (!good_link(plan, next_sibling, row, size, parent)) faults |= 1u << BAD_LINK;
+  if (!good_link(plan, plan.sibling[row], row, size, parent)) faults |= 1u << BAD_LINK;
   if (token < 0) faults |= 1u << BAD_TOKEN;
   if (parent < 0 || parent >= size) return faults | 1u << BAD_PARENT;
   if (parent >= row) faults |= 1u << BAD_ORDER;
   if (depth != i32(u32(plan.depth[parent]) + 1) || depth > depth_limit) faults |= 1u << BAD_DEPTH;
-  if (seen_before(plan.table, slots, parent, token)) faults |= 1u << DUPLICATE_CHILD;
   if (token == plan.target[parent]) plan.next[parent] = row;
+  if (seen_before(plan.table, slots, parent, token)) faults |= 1u << DUPLICATE_CHILD;
   return faults;
 }
 
-// Grid S, block at least N / ROWS_A_THREAD threads, whole warps.
-extern "C" __global__ void __launch_bounds__(1024)
-    tree_accept(const i32* token,         // [S, N], and so on
+// Follow the matches from the root and return how many there are. The tree may be malformed, then nobody uses the path,
+// but `next` holds rows or -1 and the number of steps is bounded.
+DEVICE int walk(const Plan& plan, int most) {
+  int accepted = 0;
+  plan.path[0] = 0;
+  for (int row = plan.next[0]; row >= 0 && accepted < most; row = plan.next[row]) plan.path[++accepted] = row;
+  return accepted;
+}
+
+// Grid S, block of whole warps, a thread a row where 1,024 suffice.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    tree_accept(const i32* token,  // [S, N], and so on
                 const i32* parent, const i32* depth, const i32* first_child, const i32* next_sibling,
-                const i32* num_nodes,     // [S]
-                const i32* target_tokens, // [S, N]
-                i32* path,                // [S, L + 1]
+                const i32* num_nodes,                  // [S]
+                const i32* target_tokens,              // [S, N]
+                i32* path,                             // [S, L + 1]
                 i32* length, i32* bonus, i32* status,  // [S]
                 int rows, int slots, int depth_limit) {
   extern __shared__ u64 shared_memory[];
   __shared__ u32 all_faults;
-  __shared__ int last_row, num_accepted;
+  __shared__ int num_accepted;
   const Plan plan(shared_memory, rows, slots);
   const int stream = blockIdx.x, thread = threadIdx.x;
   const i64 first = i64(stream) * rows;
   if (thread == 0) all_faults = 0;
   for (int i = thread; i < slots; i += blockDim.x) plan.table[i] = FREE;
-  for (int i = thread; i < rows; i += blockDim.x) {
-    plan.links_in[i] = 0;
-    plan.next[i] = -1;
+  for (int row = thread; row < rows; row += blockDim.x) {
+    plan.links_in[row] = row == 0;  // as if a link led to the root
+    plan.next[row] = -1;
   }
   grid_dependency_wait();
   grid_dependency_launch();
   const int size = num_nodes[stream];
-  i32 my_token[ROWS_A_THREAD], my_child[ROWS_A_THREAD], my_sibling[ROWS_A_THREAD];
-#pragma unroll
-  for (int e = 0; e < ROWS_A_THREAD; ++e) {
-    const int row = thread + e * blockDim.x;
-    if (row >= rows) continue;
-    my_token[e] = token[first + row];
-    my_child[e] = first_child[first + row];
-    my_sibling[e] = next_sibling[first + row];
-    plan.parent[row] = parent[first + row];
-    plan.depth[row] = depth[first + row];
-    plan.target[row] = target_tokens[first + row];
+  for (int row = thread; row < rows; row += blockDim.x) {
+    const i32 values[6] = {token[first + row],       parent[first + row],       depth[first + row],
+                           first_child[first + row], next_sibling[first + row], target_tokens[first + row]};
+    plan.token[row] = values[0];
+    plan.parent[row] = values[1];
+    plan.depth[row] = values[2];
+    plan.child[row] = values[3];
+    plan.sibling[row] = values[4];
+    plan.target[row] = values[5];
   }
   __syncthreads();
-  const bool good_size = size >= 1 && size <= rows;
-  u32 faults = good_size ? 0 : 1u << BAD_SIZE;
-#pragma unroll
-  for (int e = 0; e < ROWS_A_THREAD; ++e) {
-    const int row = thread + e * blockDim.x;
-    if (!good_size || row >= size) continue;
-    faults |= faults_of(plan, row, size, slots, depth_limit, my_token[e], my_child[e], my_sibling[e]);
-  }
+  const int used = size >= 1 && size <= rows ? size : 0;
+  u32 faults = used > 0 ? 0 : 1u << BAD_SIZE;
+  for (int row = thread; row < used; row += blockDim.x) faults |= faults_of(plan, row, used, slots, depth_limit);
   __syncthreads();
-#pragma unroll
-  for (int e = 0; e < ROWS_A_THREAD; ++e) {
-    const int row = thread + e * blockDim.x;
-    if (good_size && row > 0 && row < size && plan.links_in[row] != 1) faults |= 1u << BAD_LINK;
-  }
+  for (int row = thread; row < used; row += blockDim.x) faults |= plan.links_in[row] == 1 ? 0 : 1u << BAD_LINK;
   faults = __reduce_or_sync(FULL_MASK, faults);
   if (lane_id() == 0 && faults) atomicOr(&all_faults, faults);
+  if (thread == 0) num_accepted = walk(plan, min(depth_limit, rows - 1));
   __syncthreads();
-  i32* rows_of_path = plan.links_in;  // [N], which nobody reads any more
   const bool good = all_faults == 0;
-  if (thread == 0 && good) {
-    int row = 0, accepted = 0;
-    rows_of_path[0] = 0;
-    for (const int most = min(depth_limit, rows - 1); accepted < most && plan.next[row] >= 0;) {
-      row = plan.next[row];
-      rows_of_path[++accepted] = row;
-    }
-    last_row = row;
-    num_accepted = accepted;
-  }
-  __syncthreads();
   const int accepted = good ? num_accepted : -1;
   for (int d = thread; d <= depth_limit; d += blockDim.x) {
-    path[i64(stream) * (depth_limit + 1) + d] = d <= accepted ? rows_of_path[d] : -1;
+    path[i64(stream) * (depth_limit + 1) + d] = d <= accepted ? plan.path[d] : -1;
   }
   if (thread > 0) return;
   length[stream] = max(accepted, 0);
-  bonus[stream] = good ? max(plan.target[last_row], -1) : -1;
+  bonus[stream] = good ? max(plan.target[plan.path[accepted]], -1) : -1;
   status[stream] = good ? 0 : __ffs(all_faults) - 1;
 }
