@@ -9,7 +9,6 @@
 //   ref  kdlab/tree/accept.py | test tests/kernels/test_tree_accept.py | archs all
 #include "common.cuh"
 
-
 // Bits of the faults, as AcceptStatus numbers them.
 enum Fault { BAD_SIZE = 1, BAD_PARENT, BAD_ORDER, BAD_DEPTH, BAD_TOKEN, BAD_LINK, DUPLICATE_CHILD };
 
