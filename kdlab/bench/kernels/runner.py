@@ -89,15 +89,10 @@ def bench_kernels(
     compiled_s = time.monotonic() - begin
     ceilings = measure_ceilings()
     run.rows += [ceiling_row(ceiling) for ceiling in ceilings.all]
-    for op in ops:
-        for case in checks_of(op, tuple(heads)):
-            _check(run, case)
-    whole = [case for op in ops for case in cases_of(op, tuple(heads))]
-    cases = whole if seconds >= WHOLE_SECONDS else [case for case in whole if case.default]
-    if len(cases) < len(whole):
-        run.messages[f"short run: {len(whole) - len(cases)} of {len(whole)} cases left out; --seconds 300 has all"] = (
-            None
-        )
+    for case in (case for op in ops for case in checks_of(op, tuple(heads))):
+        _check(run, case)
+    checked_s = time.monotonic() - begin
+    cases = _chosen_cases(run, ops, tuple(heads), whole=seconds >= WHOLE_SECONDS)
     costs = _time_cases(run, cases, progress)
     judged = GOAL_GPU in str(provenance["gpu"])
     if not judged:
@@ -128,6 +123,14 @@ def _checked_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, who
         every += cases_of(op, heads)
         for case in checks_of(op, heads):
             _check(run, case)
+    chosen = [case for case in every if whole or case.default]
+    if len(chosen) < len(every):
+        run.messages[f"short run: {len(chosen)} of {len(every)} cases; --seconds 300 has all"] = None
+    return chosen
+
+
+def _chosen_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
+    every = [case for op in ops for case in cases_of(op, heads)]
     chosen = [case for case in every if whole or case.default]
     if len(chosen) < len(every):
         run.messages[f"short run: {len(chosen)} of {len(every)} cases; --seconds 300 has all"] = None
