@@ -116,19 +116,6 @@ def _check_chosen(name: str, chosen: Sequence[object], known: Sequence[object]) 
         check_choice(name, value, known)
 
 
-def _checked_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
-    """Check every arm of every op; returns the cases to time."""
-    every: list[Case] = []
-    for op in ops:
-        every += cases_of(op, heads)
-        for case in checks_of(op, heads):
-            _check(run, case)
-    chosen = [case for case in every if whole or case.default]
-    if len(chosen) < len(every):
-        run.messages[f"short run: {len(chosen)} of {len(every)} cases; --seconds 300 has all"] = None
-    return chosen
-
-
 def _chosen_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
     every = [case for op in ops for case in cases_of(op, heads)]
     chosen = [case for case in every if whole or case.default]
