@@ -177,7 +177,8 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
 
 // This warp's part of the scores of 32 rows and 16 keys, of its 16 columns of each slice. Tile (m, n) goes to warp
 // 2 m + n, which finishes it; what this warp finishes stays in `own`.
-DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 keys, u32 count, float (&own)[4]) {
+DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 count, bool is_first, float (&own)[4]) {
+  const u32 keys = shared_address(plan.keys[count % Config::STAGES]);
   float scores[2][2][4] = {};  // [m tile][n tile]
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice) {
@@ -188,8 +189,9 @@ DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 ke
 #pragma unroll
       for (int m = 0; m < 2; ++m) multiply_add<Scalar>(scores[m][n], state.q[m][slice], b[2 * n], b[2 * n + 1]);
   }
-  // The weights of the block before the last stand there until everybody has added its values.
-  if (count >= 2) barrier_wait(shared_address(&plan.weights_read[w.group]), count % 2);
+  // The weights of the block before the last stand there until everybody has added its values. The first block of a
+  // part must not wait: by then the phase after that one has ended as well, and its parity would stand for the next.
+  if (!is_first) barrier_wait(shared_address(&plan.weights_read[w.group]), count % 2);
 #pragma unroll
   for (int to = 0; to < Config::GROUP_WARPS; ++to) {
     const float(&s)[4] = scores[to / 2][to % 2];
@@ -314,6 +316,7 @@ DEVICE void add_values(Plan& plan, const Warp& w, State& state, u32 count) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) multiply_add<Scalar>(state.o[m][2 * slice + n], a[m], b[2 * n], b[2 * n + 1]);
   }
+  __syncwarp();
   if (w.lane == 0) {
     barrier_arrive(shared_address(&plan.freed[count % Config::STAGES]));
     barrier_arrive(shared_address(&plan.weights_read[w.group]));
@@ -331,7 +334,7 @@ DEVICE void attend(const Params& p, const Sizes& sizes, Plan& plan, const Warp& 
     if (with_scores) {
       if (block + 2 < plan.part.end_block) start_copy(p, plan, w, block + 2, count + 2);
       barrier_wait(shared_address(&plan.loaded[count % Config::STAGES]), count / Config::STAGES % 2);
-      partial_scores(plan, w, state, shared_address(plan.keys[count % Config::STAGES]), count, own);
+      partial_scores(plan, w, state, count, !with_values, own);
     }
     group_barrier(w);  // partial scores of this block are there, weights of the one before
     if (with_values) {
