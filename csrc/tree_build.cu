@@ -46,62 +46,62 @@ DEVICE float scale_of(const Plan& plan, float floor) {
 
 // ---- bins --------------------------------------------------------------------------------------------------------
 
-// A score that B nodes reach for sure: the lowest of a family of B nodes that is easily scored, or else of all nodes.
-// Lane i looks at depths up to i + 1: the first ranks of every depth along the best path, and a box of equal ranks.
+// A score that B nodes reach for sure, or -inf: the lowest of a family of B nodes that is easily scored. Lane i looks
+// at two of depth i + 1: the best ranks of each depth behind the best path, and the same ranks of all depths.
 DEVICE float floor_of(const Params& p, const Plan& plan, const Common& common) {
   const int depths = lane_id() + 1, nodes = max(p.budget, 1);
   const int stair = cdiv(nodes, depths), side = int(ceilf(exp2f(log2f(float(nodes)) / depths)));
-  float best_path = 0, low_stair = 0, low_box = 0, lowest = 0;
-  bool has_stair = depths <= common.usable, has_box = has_stair;
+  const int end = depths <= common.usable ? depths : 0;
+  float best_path = 0, low_stair = 0, low_box = 0;
+  const float *row = plan.log_probs, *stair_end = row + stair - 1, *box_end = row + side - 1;
+  if (end == 0 || stair > p.width) low_stair = -INFINITY_F32;
+  if (end == 0 || side > p.width) low_box = -INFINITY_F32;
+  const int stair_depths = stair <= p.width ? end : 0, box_depths = side <= p.width ? end : 0;
+#pragma unroll 4
   for (int d = 0; d < common.usable; ++d) {
-    const float* row = plan.log_probs + d * p.width;
-    const int finite = common.num_finite[d];
-    if (d < depths) {
-      has_stair = has_stair && stair <= finite;
-      has_box = has_box && side <= finite;
-      if (has_stair) low_stair = fminf(low_stair, best_path + fminf(row[stair - 1], 0.0f));
-      if (has_box) low_box += fminf(row[side - 1], 0.0f);
-    }
-    best_path += fminf(row[0], 0.0f);
-    lowest += fminf(row[finite - 1], 0.0f);
+    if (d < stair_depths) low_stair = fminf(low_stair, best_path + stair_end[d * p.width]);
+    if (d < box_depths) low_box += box_end[d * p.width];
+    best_path += row[d * p.width];
   }
-  float floor = lowest;
-  if (has_stair) floor = fmaxf(floor, low_stair);
-  if (has_box) floor = fmaxf(floor, low_box);
-  return warp_max(floor) * (1 + 4e-6f);  // rounding of these sums; lower is always allowed
+  // Lower is always allowed: these sums are rounded, and log-probabilities above 0 count as 0 in scores.
+  return warp_max(fmaxf(low_stair, low_box)) * (1 + 4e-6f) - MAX_DEPTH * POSITIVE_TOLERANCE;
 }
 
-// For the bins 8 * lane.. of this lane: how many entries lie in the bins above them. A whole warp calls.
-constexpr int BINS_A_LANE = BINS / WARP;
-DEVICE int count_above(const volatile i32* histogram, int (&own)[BINS_A_LANE]) {
-  int sum = 0;
+// The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls;
+// with PLACES, `next` gets the number of entries above each bin, and num_sorted those of the cut and above.
+template <bool PLACES>
+DEVICE int highest_cut(const Params& p, const Plan& plan, Common& common) {
+  constexpr int OWN = BINS / WARP;  // bins of a lane, the last lane has the highest
+  int own[OWN], sum = 0;
 #pragma unroll
-  for (int i = 0; i < BINS_A_LANE; ++i) sum += own[i] = histogram[lane_id() * BINS_A_LANE + i];
-  const int total = sum;
+  for (int i = 0; i < OWN; ++i) sum += own[i] = const_cast<volatile i32*>(plan.histogram)[lane_id() * OWN + i];
+  int above = -sum;
 #pragma unroll
   for (int offset = 1; offset < WARP; offset *= 2) {
-    const int above = __shfl_down_sync(FULL_MASK, sum, offset);
-    if (lane_id() + offset < WARP) sum += above;
+    const int higher = __shfl_down_sync(FULL_MASK, sum, offset);
+    if (lane_id() + offset < WARP) sum += higher;
   }
-  return sum - total;
-}
-
-// The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls.
-DEVICE int highest_cut(const volatile i32* histogram, int budget) {
-  int own[BINS_A_LANE], above = count_above(histogram, own), cut = -1;
+  above += sum;
+  int mine = -1, reached = 0;
 #pragma unroll
-  for (int i = BINS_A_LANE - 1; i >= 0; --i) {
+  for (int i = OWN - 1; i >= 0; --i) {
+    if (PLACES) plan.next[lane_id() * OWN + i] = above;
     above += own[i];
-    if (cut < 0 && above >= budget) cut = lane_id() * BINS_A_LANE + i;
+    if (mine < 0 && above >= p.budget) {
+      mine = lane_id() * OWN + i;
+      reached = above;
+    }
   }
-  return max(__reduce_max_sync(FULL_MASK, cut), 0);
+  const int cut = max(__reduce_max_sync(FULL_MASK, mine), 0);
+  if (PLACES && lane_id() == cut / OWN) common.num_sorted = mine < 0 ? above : reached;
+  return cut;
 }
 
 // One warp raises the cut while others push: counts only grow, so what it saw is enough.
-DEVICE void watch_bins(const Params& p, const Plan& plan, volatile Common& common) {
-  while (!__shfl_sync(FULL_MASK, int(common.grown), 0)) {
-    const int cut = highest_cut(plan.histogram, p.budget);
-    if (lane_id() == 0) common.cut = cut;
+DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
+  while (!__shfl_sync(FULL_MASK, int(*const_cast<volatile bool*>(&common.grown)), 0)) {
+    const int cut = highest_cut<false>(p, plan, common);
+    if (lane_id() == 0) *const_cast<volatile int*>(&common.cut) = cut;
   }
 }
 
@@ -147,6 +147,13 @@ DEVICE int wait_and_count(int threads, bool yes) {
   return count;
 }
 
+// Take `some` places at the end of the pool. The compiler's own atomicAdd would first add up the lanes that call it.
+DEVICE int take_places(int* tail, int some) {
+  int place;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(place) : "r"(shared_address(tail)), "r"(some) : "memory");
+  return place;
+}
+
 // The first half of the block: expand entries until none is left or the pool has no room for a step.
 DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
   const int threads = blockDim.x / 2, kind = threadIdx.x % OFFERS, lane = lane_id();
@@ -158,7 +165,7 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
     const int bin = bin_of(offer.score, common.floor, common.scale);
     const bool valid = offer.valid && at < count && bin >= cut;
     const u32 takers = __ballot_sync(FULL_MASK, valid);
-    int place = lane == 0 && takers ? atomicAdd(&common.tail, __popc(takers)) : 0;
+    int place = lane == 0 && takers ? take_places(&common.tail, __popc(takers)) : 0;
     place = __shfl_sync(FULL_MASK, place, 0) + __popc(takers & ((1u << lane) - 1));
     if (kind == 0 && at < count) plan.link[at] |= EXPANDED;
     if (valid) {
@@ -199,15 +206,7 @@ DEVICE bool tuple_before(const Plan& plan, int a, int b) {
 // Fill `list` with the entries that are still of interest, best first.
 DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
   if (warp_id() == 0) {
-    const int cut = highest_cut(plan.histogram, p.budget);
-    int own[BINS_A_LANE], above = count_above(plan.histogram, own);
-#pragma unroll
-    for (int i = BINS_A_LANE - 1; i >= 0; --i) {
-      const int bin = lane_id() * BINS_A_LANE + i;
-      plan.next[bin] = above;
-      above += own[i];
-      if (bin == cut) common.num_sorted = above;
-    }
+    const int cut = highest_cut<true>(p, plan, common);
     if (lane_id() == 0) common.cut = cut;
   }
   __syncthreads();
@@ -278,19 +277,29 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
 
 // ---- arrays ------------------------------------------------------------------------------------------------------
 
-// Sum of `value` over the threads before this one.
-DEVICE int exclusive_scan(int value, int* totals) {
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < WARP; offset *= 2) {
-    const int below = __shfl_up_sync(FULL_MASK, sum, offset);
-    if (lane_id() >= offset) sum += below;
+// Rows by parent and rank: a hash table that is half empty, so that every search ends.
+struct Children {
+  static constexpr u32 FREE = ~0u;
+  static constexpr int ROW_BITS = 11, NEXT_BITS = RANK_BITS + 1;  // a search may be for one rank more than there are
+  static_assert(MAX_BUDGET < 1 << ROW_BITS && 2 * ROW_BITS + NEXT_BITS < 32, "parent, rank and row in a word");
+  u32* table;  // [slots]: parent, rank, row
+  u32 slots;   // a power of two
+
+  DEVICE static u32 key_of(int parent, int rank) { return parent << NEXT_BITS | rank; }
+  DEVICE static u32 start_of(u32 key) { return (key * 0x9e3779b1u) >> 16; }
+  DEVICE void insert(int parent, int rank, int row) const {
+    const u32 key = key_of(parent, rank), entry = key << ROW_BITS | row;
+    for (u32 slot = start_of(key); atomicCAS(&table[slot & (slots - 1)], FREE, entry) != FREE;) ++slot;
   }
-  if (lane_id() == WARP - 1) totals[warp_id()] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp_id(); ++w) sum += totals[w];
-  return sum - value;
-}
+  DEVICE i32 find(int parent, int rank) const {
+    const u32 key = key_of(parent, rank);
+    for (u32 slot = start_of(key);; ++slot) {
+      const u32 entry = table[slot & (slots - 1)];
+      if (entry == FREE) return -1;
+      if (entry >> ROW_BITS == key) return entry & ((1 << ROW_BITS) - 1);
+    }
+  }
+};
 
 DEVICE i32 token_of(const Params& p, const Plan& plan, const Common& common, u32 link) {
   const int row = depth_of(link) - 1, rank = rank_of(link);
@@ -298,12 +307,11 @@ DEVICE i32 token_of(const Params& p, const Plan& plan, const Common& common, u32
   return p.token_ids[(i64(blockIdx.x) * p.num_depths + row) * p.width + place];
 }
 
-// Thread t writes row t + 1, thread 0 the root besides. The children of a row have ranks 0, 1, .. without a gap, so
-// they stand side by side in a list of all rows by parent and rank.
-DEVICE void write_rows(const Params& p, const Plan& plan, Common& common, int num_rows) {
-  u16* row_of = reinterpret_cast<u16*>(plan.order);                // [capacity], of an entry
-  u32* children = reinterpret_cast<u32*>(row_of + p.capacity);    // [N]: number | start in `sorted` << 16
-  u16* sorted = reinterpret_cast<u16*>(children + p.budget + 1);  // [N]: rows by parent and rank
+// Thread t writes row t + 1, thread 0 the root besides.
+DEVICE void write_rows(const Params& p, const Plan& plan, const Common& common, int num_rows) {
+  u16* row_of = reinterpret_cast<u16*>(plan.order);  // [capacity], of an entry
+  const u32 slots = 2u << (31 - __clz(max(2 * p.budget - 1, 1)));
+  const Children children = {reinterpret_cast<u32*>(row_of + p.capacity), slots};
   const int thread = threadIdx.x, row = thread + 1;
   const bool exists = row <= p.budget, used = row < num_rows;
   const i64 out = i64(blockIdx.x) * (p.budget + 1);
@@ -312,54 +320,31 @@ DEVICE void write_rows(const Params& p, const Plan& plan, Common& common, int nu
   const int rank = rank_of(link);
   const i32 token = used ? token_of(p, plan, common, link) : -1;
   const float logp = used ? float(plan.score[index]) : 0.0f;
-  if (exists) children[row] = 0;
-  if (thread == 0) row_of[0] = children[0] = 0;
+  for (u32 i = thread; i < slots; i += blockDim.x) children.table[i] = Children::FREE;
+  if (thread == 0) row_of[0] = 0;
   if (used) row_of[index] = u16(row);
   __syncthreads();
-  const int parent = used ? row_of[parent_of(link)] : 0;
-  if (used) atomicAdd(&children[parent], 1);
-  if (exists) plan.up[row] = u16(parent);
-  __syncthreads();
-  const int num_children = used ? children[row] : 0, of_root = children[0];
-  const int start = of_root + exclusive_scan(num_children, common.scan);
-  if (used) children[row] = num_children | start << 16;
-  __syncthreads();
-  const int place = (children[parent] >> 16) + rank, siblings = children[parent] & 0xffff;
-  if (used) sorted[place] = u16(row);
+  const int parent = used ? row_of[parent_of(link)] : -1;
+  if (used) children.insert(parent, rank, row);
+  if (used) plan.up[row] = u16(parent);
   __syncthreads();
   if (exists) {
     p.token[out + row] = token;
-    p.parent[out + row] = used ? parent : -1;
+    p.parent[out + row] = parent;
     p.depth[out + row] = depth_of(link);
     p.rank[out + row] = rank;
     p.logp[out + row] = logp;
-    p.first_child[out + row] = num_children > 0 ? sorted[start] : -1;
-    p.next_sibling[out + row] = used && rank + 1 < siblings ? sorted[place + 1] : -1;
+    p.first_child[out + row] = used ? children.find(row, 0) : -1;
+    p.next_sibling[out + row] = used ? children.find(parent, rank + 1) : -1;
   }
   if (thread > 0) return;
   p.token[out] = p.depth[out] = p.rank[out] = 0;
   p.parent[out] = p.next_sibling[out] = -1;
   p.logp[out] = 0;
-  p.first_child[out] = of_root > 0 ? sorted[0] : -1;
+  p.first_child[out] = children.find(0, 0);
   p.num_nodes[blockIdx.x] = num_rows;
   const bool whole = p.whole >= 0 ? p.whole : common.looks_whole;
   p.truncated[blockIdx.x] = p.width < p.budget && p.num_depths > 0 && !whole;
-}
-
-// The row's own bit and those of the rows above it, from the last word to the first.
-DEVICE void walk_up(const u16* up, int row, u32* bits) {
-  int word = row / 32;
-  u32 value = 1u << (row % 32);
-  while (row > 0) {
-    row = up[row];
-    if (row / 32 != word) {
-      bits[word] = value;
-      word = row / 32;
-      value = 0;
-    }
-    value |= 1u << (row % 32);
-  }
-  bits[word] = value;
 }
 
 // Ancestor bits, a thread a row, as many rows at once as fit where the pool was.
@@ -374,7 +359,7 @@ DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows) {
     if (int(threadIdx.x) < some) {
       u32* bits = tile + threadIdx.x * words;
       for (int w = 0; w < words; ++w) bits[w] = 0;
-      if (row < num_rows) walk_up(plan.up, row, bits);
+      for (int at = row; at < num_rows; at = at > 0 ? plan.up[at] : num_rows) atomicOr(&bits[at / 32], 1u << (at % 32));
     }
     __syncthreads();
     for (int i = threadIdx.x; i < some * words; i += blockDim.x) out[start * words + i] = tile[i];
@@ -388,11 +373,11 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                u8* truncated, i32* nonfinite_rows, int num_depths, int width, int budget, int capacity, int last_id,
                int whole) {
   extern __shared__ u64 shared_memory[];
-  __shared__ Common common;
+  Common& common = *reinterpret_cast<Common*>(shared_memory);
   const Params p = {log_probs,    token_ids, token,     parent,    depth,          rank,        first_child,
                     next_sibling, logp,      ancestors, num_nodes, nonfinite_rows, missed_mass, truncated,
                     num_depths,   width,     budget,    capacity,  last_id,        whole};
-  const Plan plan(shared_memory, capacity, num_depths, width, budget + 1);
+  const Plan plan(shared_memory + COMMON_BYTES / 8, capacity, num_depths, width, budget + 1);
   if (threadIdx.x < MAX_DEPTH) common.num_finite[threadIdx.x] = width;
   for (int i = threadIdx.x; i < BINS; i += blockDim.x) plan.histogram[i] = 0;
   if (threadIdx.x == 0) {

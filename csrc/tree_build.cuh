@@ -28,7 +28,7 @@ struct Params {
 
 constexpr int ORDER_DEPTHS = 8;  // ranks that a word holds
 
-// Dynamic shared memory, as `_shared_bytes` in tree_build.py counts it.
+// Dynamic shared memory behind Common, as `_shared_bytes` in tree_build.py counts it.
 constexpr int PLAN_BYTES = 26;  // an entry: everything up to `list`, free after the sort
 struct Plan {
   double* score;      // [capacity]
@@ -66,9 +66,10 @@ struct Common {
   bool finished, grown;         // no entry is left to expand; growth has stopped
   float floor, scale;           // of the bins
   int cut;                      // lowest bin that is still of interest
-  int scan[WARP];
   u32 seen[WARP][MAX_WIDTH / 32];  // ids below K that a warp has met
 };
+constexpr int COMMON_BYTES = 1280;
+static_assert(sizeof(Common) <= COMMON_BYTES && COMMON_BYTES % 16 == 0, "Common stands before Plan");
 
 // Read the candidates and note what is unusual about them. Loads come first: they cannot pass stores by themselves.
 DEVICE void load_candidates(const Params& p, const Plan& plan, Common& common) {

@@ -13,7 +13,8 @@ from kdlab.kernels.cost import Cost
 
 MAX_TREE_DEPTH, MAX_TREE_WIDTH, MAX_TREE_BUDGET = 31, 256, 1024
 _BINS = 256
-_MAX_SHARED_BYTES = 96 * 1024  # with the static part below the 99 KB that a block may have on sm_89 and sm_120
+_COMMON_BYTES = 1280
+_MAX_SHARED_BYTES = 99 * 1024  # of a block on sm_89 and sm_120
 
 BUILDS = (jit.Build("tree_build.cu", shared_bytes=(("tree_build", _MAX_SHARED_BYTES),)),)
 
@@ -111,7 +112,7 @@ def _as_int32(token_ids: Tensor) -> Tensor:
 
 def _num_threads(budget: int) -> int:
     """Return the threads of a block: one a row at least; more shorten the sort and the writing of large trees."""
-    return next(threads for threads in (512, 1024) if threads >= min(2 * budget, 1024))
+    return next(threads for threads in (256, 512, 1024) if threads >= min(2 * budget, 1024))
 
 
 def _capacity(num_depths: int, width: int, budget: int) -> int:
@@ -122,8 +123,8 @@ def _capacity(num_depths: int, width: int, budget: int) -> int:
 
 
 def _shared_bytes(capacity: int, num_depths: int, width: int, budget: int) -> int:
-    """Return the dynamic shared memory of a block, `Plan` in the .cuh."""
-    return 26 * capacity + 8 * _BINS + 5 * num_depths * width + 2 * (budget + 1)
+    """Return the dynamic shared memory of a block, `Common` and `Plan` in the .cuh."""
+    return _COMMON_BYTES + 26 * capacity + 8 * _BINS + 5 * num_depths * width + 2 * (budget + 1)
 
 
 @torch.library.custom_op("kdlab::tree_build", mutates_args=(), device_types="cuda")
