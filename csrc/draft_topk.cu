@@ -65,12 +65,13 @@ struct Plan {
   u64* candidates;  // [k of the chunk before + k * logits of a thread and chunk]
 };
 
-// Adds a thread's vectors to its total.
-DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total) {
+// Adds a thread's vectors to its total; `top` becomes its largest logit, which may be -inf.
+DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total, float& top) {
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const float old = total.top;
-    total.top = fmaxf(old, max_of(logits[v]));
+    top = fmaxf(top, max_of(logits[v]));
+    total.top = fmaxf(old, top);
     float sum = total.sum * exp_scaled(old - total.top, LOG2_E);
 #pragma unroll
     for (int i = 0; i < PER_VECTOR; ++i) sum += exp_scaled(logits[v][i] - total.top, LOG2_E);
@@ -118,9 +119,11 @@ DEVICE u64 candidate_key(const Logits& logits, i32 vector, int i) {
   return rank_key(fmaxf(logits[i], -INFINITY_F32), vector * PER_VECTOR + i);
 }
 
-// Sends every logit of the thread at or above the level to the first block, as long as there is room.
-DEVICE void send_candidates(const Row& row, i32 first, const Logits (&logits)[VECTORS], u32 level, u64* list, i32 k,
-                            u32& count) {
+// Sends every logit of the thread at or above the level to the first block, as long as there is room. Few threads have
+// any; they find them in L1 again.
+DEVICE void send_candidates(const Row& row, i32 first, u32 level, u64* list, i32 k, u32& count) {
+  Logits logits[VECTORS];
+  load_chunk(row, first, logits);
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const i32 vector = first + v * THREADS;
@@ -151,15 +154,6 @@ DEVICE void collect(const Row& row, i32 first, const Logits (&logits)[VECTORS], 
   }
 }
 
-// Makes the compiler forget what it worked out from these: it would rather keep 40 floats than widen 20 words again.
-DEVICE void forget(Logits (&logits)[VECTORS]) {
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    uint4& bits = reinterpret_cast<uint4&>(logits[v].data);
-    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
-  }
-}
-
 // The block's k best, however many logits reach the row's bound, chunk after chunk; sends them to the first block.
 DEVICE void send_ranked(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan,
                         Scratch& scratch) {
@@ -177,7 +171,6 @@ DEVICE void send_ranked(const Row& row, const Params& p, i32 block, i32 num_chun
     }
     if (threadIdx.x == 0) scratch.num_candidates = kept;
     const Slot bound = find_bound(slot, p.k, scratch);
-    forget(logits);
     collect(row, first, logits, bound, plan.candidates, scratch.num_candidates);
     __syncthreads();
     const i32 count = scratch.num_candidates;
@@ -233,10 +226,8 @@ DEVICE void write_row(const Plan& plan, const Scratch& scratch, const Params& p,
 }
 
 // Tells all blocks the maxima of this warp's groups, and the first one the warp's total.
-DEVICE void exchange(const Params& p, i32 block, const Total& total, float top, bool holds, Scratch& scratch) {
-  const u32 mine = holds ? level_of(top) : 0u;
+DEVICE void exchange(const Params& p, i32 block, const Total& total, u32 level, Scratch& scratch) {
   const int width = WARP / p.groups_per_warp;
-  u32 level = mine;
   for (int offset = 1; offset < width; offset *= 2) level = max(level, __shfl_xor_sync(FULL_MASK, level, offset));
   const int group = lane_id() / p.cluster, target = lane_id() % p.cluster;
   level = __shfl_sync(FULL_MASK, level, group * width % WARP);
@@ -251,7 +242,7 @@ DEVICE void exchange(const Params& p, i32 block, const Total& total, float top, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
            i32 k, i32 cluster, i32 groups_per_warp, float* values, i32* token_ids, bool* nonfinite, double* lse) {
   extern __shared__ u64 memory[];
@@ -262,39 +253,29 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   const i32 block = blockIdx.x % cluster, num_chunks = max(cdiv(num_ids, CHUNK), 1);
   const i64 index = blockIdx.x / cluster, stream = index / rows_per_stream;
   const Row row = row_of(logits, stream * stream_stride + (index - stream * rows_per_stream) * row_stride, num_ids, 0);
-  cluster_arrive();  // waited for before the first write into another block: until then it may not have begun
+  cluster_begin();
   if (threadIdx.x == 0) scratch.num_candidates = 0;
   grid_dependency_wait();
-  Logits held[VECTORS];  // the block's first chunk
-  load_chunk(row, block * CHUNK_VECTORS + threadIdx.x, held);
-  grid_dependency_launch();
   Total total = {LEAST, 0.0f};
-  add_exps(held, total);
   float top = -INFINITY_F32;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) top = fmaxf(top, max_of(held[v]));
-  for (i32 chunk = block + cluster; chunk < num_chunks; chunk += cluster) {
-    Logits more[VECTORS];
-    load_chunk(row, chunk * CHUNK_VECTORS + threadIdx.x, more);
-    add_exps(more, total);
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) top = fmaxf(top, max_of(more[v]));
+  for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
+    Logits logits_here[VECTORS];
+    load_chunk(row, chunk * CHUNK_VECTORS + threadIdx.x, logits_here);
+    add_exps(logits_here, total, top);
   }
-  forget(held);
+  grid_dependency_launch();
   cluster_wait();
   const bool holds = (block * CHUNK_VECTORS + static_cast<i32>(threadIdx.x)) * PER_VECTOR < num_ids;
-  exchange(p, block, total, top, holds, scratch);
+  exchange(p, block, total, holds ? level_of(top) : 0u, scratch);
   cluster_arrive();
   cluster_wait();
   const i32 num_groups = cluster * WARPS * groups_per_warp;
   const u32 level = find_bound(threadIdx.x < num_groups ? scratch.levels[threadIdx.x] : 0u, k, scratch);
-  send_candidates(row, block * CHUNK_VECTORS + threadIdx.x, held, level, plan.lists + block * k, k,
-                  scratch.num_candidates);
-  for (i32 chunk = block + cluster; chunk < num_chunks; chunk += cluster) {
-    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    Logits more[VECTORS];
-    load_chunk(row, first, more);
-    send_candidates(row, first, more, level, plan.lists + block * k, k, scratch.num_candidates);
+  if (level_of(top) >= level) {
+    for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
+      send_candidates(row, chunk * CHUNK_VECTORS + threadIdx.x, level, plan.lists + block * k, k,
+                      scratch.num_candidates);
+    }
   }
   __syncthreads();
   const i32 count = scratch.num_candidates;

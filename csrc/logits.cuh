@@ -9,7 +9,7 @@
 #include "common.cuh"
 
 #ifndef CHUNK_BYTES
-#error "BLOCK_THREADS, CHUNK_BYTES: threads of a block, and bytes that it reads of a row at once"
+#error "BLOCK_THREADS, CHUNK_BYTES: threads of a block, bytes that it reads of a row at once"
 #endif
 
 constexpr int THREADS = BLOCK_THREADS;
@@ -61,13 +61,21 @@ struct Logits {
   DEVICE float operator[](int i) const { return to_float(data[i]); }
 };
 
-// Vector `index` of the row, which stays in L1; what lies outside the row reads as -inf.
+// A 16-byte read that stays in L1; volatile, so that the compiler does not mix it with the other way to read a row.
+DEVICE uint4 load_16(const Scalar* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+// Vector `index` of the row; what lies outside the row reads as -inf.
 DEVICE Logits load_vector(const Row& row, i32 index) {
   const i32 start = index * PER_VECTOR - row.shift;
-  if (row.aligned && start >= 0 && start + PER_VECTOR <= row.num_ids) {
-    return {load_vec<Scalar, PER_VECTOR>(row.logits + start)};
-  }
   Logits logits;
+  if (row.aligned && start >= 0 && start + PER_VECTOR <= row.num_ids) {
+    reinterpret_cast<uint4&>(logits.data) = load_16(row.logits + start);
+    return logits;
+  }
 #pragma unroll
   for (int i = 0; i < PER_VECTOR; ++i) {
     const bool inside = start + i >= 0 && start + i < row.num_ids;
@@ -76,13 +84,13 @@ DEVICE Logits load_vector(const Row& row, i32 index) {
   return logits;
 }
 
-// A thread's vectors first, first + THREADS, ... of the row; what lies outside the row reads as -inf.
+// A thread's vectors first, first + THREADS, ... of the row, all in flight at once.
 DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
   const i32 start = first * PER_VECTOR - row.shift, end = start + (CHUNK - THREADS * PER_VECTOR) + PER_VECTOR;
   if (row.aligned && start >= 0 && end <= row.num_ids) {
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      reinterpret_cast<uint4&>(logits[v].data) = load_streaming(row.logits + start + v * THREADS * PER_VECTOR);
+      reinterpret_cast<uint4&>(logits[v].data) = load_16(row.logits + start + v * THREADS * PER_VECTOR);
     }
     return;
   }
@@ -97,12 +105,36 @@ DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
   }
 }
 
-// The largest of a vector, NaN counted as -inf.
+#if DTYPE == 1
+using Pair = __nv_bfloat162;
+#elif DTYPE == 2
+using Pair = __half2;
+#endif
+
+DEVICE float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// The largest of a vector: NaN if any is, or (max_of) NaN counted as -inf.
+DEVICE float max_or_nan(const Logits& logits) {
+#if DTYPE == 0
+  return max_or_nan(max_or_nan(logits[0], logits[1]), max_or_nan(logits[2], logits[3]));
+#else
+  const Pair* p = reinterpret_cast<const Pair*>(&logits.data);
+  const Pair top = __hmax2_nan(__hmax2_nan(p[0], p[1]), __hmax2_nan(p[2], p[3]));
+  return to_float(__hmax_nan(top.x, top.y));
+#endif
+}
 DEVICE float max_of(const Logits& logits) {
-  float best = -INFINITY_F32;
-#pragma unroll
-  for (int i = 0; i < PER_VECTOR; ++i) best = fmaxf(best, logits[i]);
-  return best;
+#if DTYPE == 0
+  return fmaxf(fmaxf(fmaxf(logits[0], logits[1]), fmaxf(logits[2], logits[3])), -INFINITY_F32);
+#else
+  const Pair* p = reinterpret_cast<const Pair*>(&logits.data);
+  const Pair top = __hmax2(__hmax2(p[0], p[1]), __hmax2(p[2], p[3]));
+  return fmaxf(to_float(__hmax(top.x, top.y)), -INFINITY_F32);
+#endif
 }
 
 // ---- warps -------------------------------------------------------------------------------------------------------
@@ -125,6 +157,12 @@ DEVICE float exp_scaled(float x, float log2_scale) {  // exp2(x * log2_scale), x
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
 // Blocks of one row; without clusters every function below is about this block alone.
+// Says that this block runs: others may write into its shared memory after cluster_wait. Nothing is published.
+DEVICE void cluster_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 DEVICE void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -1,6 +1,6 @@
 // csrc/moe_groups.cuh: which rows go to which expert, worked out by every block for itself, without another launch.
 //   A pick is one (row, slot) of expert_ids [T, k]; an id outside 0..NUM-1 is none. The picks of an expert are cut into
-//   tiles of at most TILE_PICKS, so that a tile's products fit registers; tiles are numbered expert by expert.
+//   tiles of at most TILE_PICKS; tiles are numbered expert by expert.
 //   A unit of work is a tile of picks times a tile of output features. Units are numbered expert by expert, within an
 //   expert by feature tile, and the tiles of picks come innermost: they read the same weights, from DRAM once.
 //   Order among the picks changes no result: every pick has its own column of the matrix products.
@@ -11,8 +11,8 @@
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
-constexpr int TILE_PICKS = DTYPE == 0 ? 8 : 16;
-constexpr int LISTED = 16 * TILE_PICKS;  // picks of one expert that a block holds at a time
+constexpr int TILE_PICKS = 8;            // N of an mma
+constexpr int LISTED = 32 * TILE_PICKS;  // picks of one expert that a block holds at a time
 
 // Null ids: every pick goes to expert 0 (the shared expert).
 DEVICE int expert_of(const i32* expert_ids, int pick) { return expert_ids ? expert_ids[pick] : 0; }

@@ -15,15 +15,17 @@
 // INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM, which divides the grid
 #include "moe_weights.cuh"
 
-constexpr int PAD = 36;  // floats a column of partial sums: rows g and columns 2t of a warp meet 32 different banks
-static_assert(PAD >= WARP_ROWS, "a column holds the rows of a warp");
+using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
+using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false, WARPS>;
+
+constexpr int PAD = WARP_ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
 
 struct Block {  // shared memory beside the ring of stages
   Tiles<NUM_EXPERTS> tiles;
   int row[LISTED];     // of x or hidden; those past the last pick of a tile repeat a valid one
   int target[LISTED];  // where the results go
   int size;            // picks listed
-  float sums[WARPS][COLUMNS][PAD];
+  float sums[WARPS][TILE_PICKS][PAD];
 };
 
 struct Picks {
@@ -60,35 +62,31 @@ struct Stream {
   }
 };
 
-// Adds the warps' partial sums of one column tile and stores them: store(pick of the tile, feature, gate or value, up).
-template <typename S, int TILES_N, typename Store>
-DEVICE void finish(Block& block, const float (&total)[TILES_N * COLUMNS], Store store) {
+// Adds the warps' partial sums and stores them: store(pick of the tile, feature, gate or value, up).
+template <typename S, typename Store>
+DEVICE void finish(Block& block, const float (&total)[TOTALS], Store store) {
+  each_value(total, [&](int row, int column, float value) { block.sums[warp_id()][column][row] = value; });
+  __syncthreads();
 #pragma unroll
-  for (int n = 0; n < TILES_N; ++n) {
-    if (n) __syncthreads();
-    each_value<TILES_N>(total, n, [&](int row, int column, float v) { block.sums[warp_id()][column][row] = v; });
-    __syncthreads();
+  for (int o = threadIdx.x; o < S::TILE_FEATURES * TILE_PICKS; o += THREADS) {
+    constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
+    const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
+    const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
+    float value = 0, up = 0;
 #pragma unroll
-    for (int o = threadIdx.x; o < S::TILE_FEATURES * COLUMNS; o += THREADS) {
-      constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
-      const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
-      const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
-      float value = 0, up = 0;
-#pragma unroll
-      for (int w = 0; w < S::K_WARPS; ++w) {
-        value += block.sums[warp + w][column][row];
-        if (S::GATED) up += block.sums[warp + w][column][row + WARP_FEATURES];
-      }
-      store(n * COLUMNS + column, feature, value, up);
+    for (int w = 0; w < S::K_WARPS; ++w) {
+      value += block.sums[warp + w][column][row];
+      if (S::GATED) up += block.sums[warp + w][column][row + WARP_FEATURES];
     }
+    store(column, feature, value * VALUE, up * VALUE);
   }
 }
 
-// All slabs of one unit of work, for up to 8 TILES_N picks.
-template <typename S, int TILES_N, typename Store>
+// All slabs of one unit of work.
+template <typename S, typename Store>
 DEVICE void run_unit(Block& block, const Scalar* x, const int* row, Stream<S>& stream, int& slot, Store store) {
-  float total[TILES_N * COLUMNS] = {};
-  Rows<S, TILES_N> rows;
+  float total[TOTALS] = {};
+  Rows<S> rows;
   rows.find(x, row);
 #pragma unroll 1
   for (int slab = 0; slab < S::SLABS; ++slab) {
@@ -96,10 +94,10 @@ DEVICE void run_unit(Block& block, const Scalar* x, const int* row, Stream<S>& s
     copy_async_wait<STAGES - 2>();
     __syncthreads();  // this slab has come for all threads, and all have done with the one before, whose place is next
     stream.next();
-    multiply<S, TILES_N>(total, stream.ring + slot * S::BYTES, rows, slab);
+    multiply<S>(total, stream.ring + slot * S::BYTES, rows, slab);
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
-  finish<S, TILES_N>(block, total, store);
+  finish<S>(block, total, store);
 }
 
 // Lists LISTED picks of an expert, from number `skip` on. All threads of the block.
@@ -139,7 +137,7 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, end - first, at};
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) stream.next();
-  ready();
+  if (first >= end) ready();
   int slot = 0, expert = -1, skip = 0;
   for (int unit = first; unit < end; ++unit, at.next()) {
     const int window = at.pick_tile * TILE_PICKS / LISTED * LISTED;
@@ -148,16 +146,13 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
       skip = window;
       list_picks(block, picks, expert, skip, row, target);
     }
+    if (unit == first) ready();
     const int listed = at.pick_tile * TILE_PICKS - skip, size = min(block.size - listed, TILE_PICKS);
     const auto store_used = [&](int n, int feature, float value, float up) {
       const int f = at.feature_tile * S::TILE_FEATURES + feature;
       if (n < size && f < S::FEATURES) store(block.target[listed + n], f, value, up);
     };
-#if DTYPE != 0
-    if (size > COLUMNS) run_unit<S, 2>(block, x, block.row + listed, stream, slot, store_used);
-    else
-#endif
-      run_unit<S, 1>(block, x, block.row + listed, stream, slot, store_used);
+    run_unit<S>(block, x, block.row + listed, stream, slot, store_used);
   }
   copy_async_wait<0>();
 }
@@ -172,7 +167,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up
   // Experts ids decide what is copied; without them copies begin before x is there.
   if (expert_ids) grid_dependency_wait();
   grid_dependency_launch();
-  run<Stage<MODEL_WIDTH, INNER_WIDTH, true>>(
+  run<UpStage>(
       x, gate_up, gate_up_scale, Picks{expert_ids, num_rows * top_k}, [&](int pick) { return pick / top_k; },
       [](int pick) { return pick; }, [] { grid_dependency_wait(); },
       [&](int pick, int feature, float gate, float up) {
@@ -190,7 +185,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_down(
     float* __restrict__ parts,            // [T, slots, MODEL_WIDTH], of which slots first_slot.. are written
     int num_rows, int top_k, int slots, int first_slot) {
   grid_dependency_launch();
-  run<Stage<INNER_WIDTH, MODEL_WIDTH, false>>(
+  run<DownStage>(
       hidden, down, down_scale, Picks{expert_ids, num_rows * top_k}, [](int pick) { return pick; },
       [&](int pick) { return pick / top_k * slots + first_slot + pick % top_k; }, [] { grid_dependency_wait(); },
       [&](int target, int feature, float value, float) {
@@ -206,18 +201,31 @@ extern "C" __global__ __launch_bounds__(THREADS) void moe_sum(
     Scalar* __restrict__ out,            // [T, MODEL_WIDTH]
     int top_k, int slots) {
   static_assert(MODEL_WIDTH % 4 == 0, "four features a thread");
+  constexpr int AT_ONCE = 8;
   const i64 row = blockIdx.x;
   const int feature = (blockIdx.y * THREADS + threadIdx.x) * 4;
-  grid_dependency_wait();
   if (feature >= MODEL_WIDTH) return;
   Vec<float, 4> sum = {};
-#pragma unroll 9
-  for (int s = 0; s < slots; ++s) {
-    if (s < top_k && static_cast<u32>(expert_ids[row * top_k + s]) >= NUM_EXPERTS) continue;
-    const float weight = s < top_k ? weights[row * top_k + s] : 1.0f;
-    const Vec<float, 4> part = load_vec<float, 4>(parts + (row * slots + s) * MODEL_WIDTH + feature);
+  for (int first = 0; first < slots; first += AT_ONCE) {
+    float weight[AT_ONCE];
+    bool used[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = fmaf(weight, part[i], sum[i]);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int s = first + i;
+      used[i] = s < slots && (s >= top_k || static_cast<u32>(expert_ids[row * top_k + s]) < NUM_EXPERTS);
+      weight[i] = s < top_k ? weights[row * top_k + s] : 1.0f;
+    }
+    if (first == 0) grid_dependency_wait();  // ids and weights are older than the kernels that this one overlaps
+    Vec<float, 4> part[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (used[i]) part[i] = load_vec<float, 4>(parts + (row * slots + first + i) * MODEL_WIDTH + feature);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+#pragma unroll
+      for (int l = 0; l < 4; ++l) sum[l] = used[i] ? fmaf(weight[i], part[i][l], sum[l]) : sum[l];
+    }
   }
   Vec<Scalar, 4> rounded;
 #pragma unroll

@@ -3,8 +3,8 @@
 //   K_WARPS along the inputs, WARP_K each. Weights are the M side of mma.sync and rows of x the N side, so that one row
 //   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
-//   INT4: nibble u becomes the float MAGIC + u by one LOP3, exactly; the surplus (MAGIC + 8) sum(x) of a group is taken
-//   off by a matrix product that starts the accumulator; the group's scale multiplies the accumulator, in float32.
+//   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which a
+//   matrix product takes off that starts the accumulator; the group's scale multiplies the accumulator, in float32.
 //   float32 rows: no tensor cores; a lane holds one weight row, in the same stage and with the same partial sums.
 //   test tests/kernels/test_moe_int4.py
 #pragma once
@@ -13,8 +13,8 @@
 #include "moe_groups.cuh"
 
 constexpr int GROUP = 32;      // inputs that share a scale
-constexpr int WARP_ROWS = 32;  // weight rows of a warp
-constexpr int COLUMNS = 8;     // N of an mma
+constexpr int WARP_ROWS = 32;  // weight rows of a warp: two tiles of an mma
+constexpr int TOTALS = WARP_ROWS * TILE_PICKS / WARP;  // sums of a lane
 
 __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   int d = 1;
@@ -38,13 +38,13 @@ constexpr int MOST_WARP_K = 32;
 constexpr int UNIT_K = 16 / sizeof(Scalar);
 #endif
 
-// GATED: the matrix is FEATURES gate rows over FEATURES up rows, and a warp takes 16 of each.
-template <int INPUTS, int FEATURES_, bool GATED_>
+// GATED: the matrix is FEATURES gate rows over FEATURES up rows, and a warp takes as many of each.
+template <int INPUTS, int FEATURES_, bool GATED_, int MOST_K_WARPS>
 struct Stage {
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_;
   static constexpr int WARP_K = power_of_two_divisor(K, MOST_WARP_K);
-  static constexpr int K_WARPS = power_of_two_divisor(K / WARP_K, WARPS);
+  static constexpr int K_WARPS = power_of_two_divisor(K / WARP_K, MOST_K_WARPS);
   static constexpr int M_WARPS = WARPS / K_WARPS;
   static constexpr int SLAB = WARP_K * K_WARPS, SLABS = K / SLAB;
   static constexpr int TILE_ROWS = WARP_ROWS * M_WARPS;
@@ -63,10 +63,11 @@ struct Stage {
 
   // Row of the matrix that stands in row r of tile number `tile`; rows past the end repeat the last one.
   static DEVICE int matrix_row(int tile, u32 r) {
-    const int inside = GATED ? r / WARP_ROWS * 16 + r % 16 : r;
+    constexpr u32 HALF = WARP_ROWS / 2;
+    const int inside = GATED ? r / WARP_ROWS * HALF + r % HALF : r;
     const int feature = tile * TILE_FEATURES + inside;
     const int row = FEATURES % TILE_FEATURES ? min(feature, FEATURES - 1) : feature;
-    return GATED && r % WARP_ROWS >= 16 ? FEATURES + row : row;
+    return GATED && r % WARP_ROWS >= HALF ? FEATURES + row : row;
   }
 
   // Byte where unit `unit` of row r lies. The exclusive or keeps what a warp reads at once in different banks: one word
@@ -148,9 +149,10 @@ DEVICE const Scale* scale_row(const u8* stage, int row, int k_warp) {
 }
 
 #if DTYPE == 0
+constexpr float VALUE = 1.0f;
 // ---- float32 rows: column c of the warp's 32 rows stands in total[c], one row a lane -------------------------------
 
-template <typename S, int TILES_N>
+template <typename S>
 struct Rows {
   const float* x;
   const int* row;
@@ -161,8 +163,8 @@ struct Rows {
   DEVICE void load(int) {}
 };
 
-template <typename S, int TILES_N>
-DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+template <typename S>
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int slab) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int row = m_warp * WARP_ROWS + lane_id();
   const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
@@ -182,7 +184,7 @@ DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const R
     for (int i = 0; i < STEP; ++i) weight[i] = values[i];
 #endif
 #pragma unroll
-    for (int c = 0; c < TILES_N * COLUMNS; ++c) {
+    for (int c = 0; c < TILE_PICKS; ++c) {
       const float* x = rows.x + static_cast<i64>(rows.row[c]) * S::K + first_k + j;
       float sum = 0;  // short sums that are added up round less than one long one
 #pragma unroll
@@ -196,163 +198,167 @@ DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const R
   }
 }
 
-// Calls put(row of the warp, column of eight, value) for the lane's values of column tile n.
-template <int TILES_N, typename Put>
-DEVICE void each_value(const float (&total)[TILES_N * COLUMNS], int n, Put put) {
+template <typename Put>
+DEVICE void each_value(const float (&total)[TOTALS], Put put) {
 #pragma unroll
-  for (int i = 0; i < TILES_N; ++i) {
-    if (i != n) continue;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) put(lane_id(), c, total[i * COLUMNS + c]);
-  }
+  for (int c = 0; c < TILE_PICKS; ++c) put(lane_id(), c, total[c]);
 }
 
 #else
-// ---- 16-bit rows: tensor cores; column tile n of 16 rows m stands in total[(2 n + m) * 4 ..] as an mma leaves it ---
+// ---- 16-bit rows: tensor cores; 16 rows m stand in total[4 m ..] as an mma leaves them ---------------------------
 
-#if DTYPE == 1
-constexpr u32 MAGIC = 0x43004300;    // 128 twice: the last bit of its mantissa is 1
-constexpr u32 SURPLUS = 0xC308C308;  // -(128 + 8) twice
+#if !PACKED
+constexpr float VALUE = 1.0f;
+#elif DTYPE == 1
+constexpr u32 MAGIC = 0x42004200;    // 32 twice: the last bit of its mantissa is 1/4
+constexpr u32 SURPLUS = 0xC208C208;  // -(32 + 8/4) twice
+constexpr float VALUE = 4.0f;        // what 1 in a fragment stands for
 #else
 constexpr u32 MAGIC = 0x64006400;    // 1024
 constexpr u32 SURPLUS = 0xE408E408;  // -(1024 + 8)
+constexpr float VALUE = 1.0f;
 #endif
 
-// The lane's part of the rows that one slab meets: 8 inputs of each group of the warp, for each column tile.
-// One column tile is read ahead of the barrier that the weights wait for; more would not fit registers.
-template <typename S, int TILES_N>
+// The lane's part of the rows that one slab meets: 8 inputs of each group of its warp.
+template <typename S>
 struct Rows {
-  static constexpr bool AHEAD = TILES_N == 1;
-  const Scalar* source[TILES_N];
-  uint4 x[AHEAD ? TILES_N : 1][AHEAD ? S::WARP_GROUPS : 1];
+  const Scalar* source;
+  uint4 x[S::WARP_GROUPS];
 
   DEVICE void find(const Scalar* all, const int* rows) {
     const int first_k = warp_id() % S::K_WARPS * S::WARP_K + lane_id() % 4 * 8;
-#pragma unroll
-    for (int n = 0; n < TILES_N; ++n) {
-      source[n] = all + static_cast<i64>(rows[n * COLUMNS + lane_id() / 4]) * S::K + first_k;
-    }
-  }
-
-  DEVICE uint4 read(int n, int j, int slab) const {
-    return *reinterpret_cast<const uint4*>(source[n] + slab * S::SLAB + j * GROUP);
+    source = all + static_cast<i64>(rows[lane_id() / 4]) * S::K + first_k;
   }
 
   DEVICE void load(int slab) {
-    if constexpr (AHEAD) {
 #pragma unroll
-      for (int n = 0; n < TILES_N; ++n) {
-#pragma unroll
-        for (int j = 0; j < S::WARP_GROUPS; ++j) x[n][j] = read(n, j, slab);
-      }
+    for (int j = 0; j < S::WARP_GROUPS; ++j) {
+      x[j] = *reinterpret_cast<const uint4*>(source + slab * S::SLAB + j * GROUP);
     }
-  }
-
-  DEVICE uint4 get(int n, int j, int slab) const {
-    if constexpr (AHEAD) return x[n][j];
-    else return read(n, j, slab);
   }
 };
 
+// d = A B + c.
+DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
+#if DTYPE == 1
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#endif
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
 #if PACKED
-// Two nibbles of a word, those at bits 4i and 4i + 16, as MAGIC + value: (word & mask) | MAGIC in one instruction. The
-// compiler makes two of it, because only one of the constants fits into one.
-DEVICE u32 widen(u32 word, int i) {
+// (word & mask) | MAGIC, in one instruction: the compiler makes two, as only one of the constants fits into one.
+DEVICE u32 mask_or_magic(u32 word, u32 mask) {
   u32 pair;
-  asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(pair) : "r"(word >> (4 * i)), "r"(MAGIC));
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(mask), "r"(MAGIC));
   return pair;
 }
 
-template <typename S, int TILES_N>
-DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+// a b + c for two 16-bit floats at once.
+DEVICE u32 multiply_add_pair(u32 a, u32 b, u32 c) {
+  u32 d;
+#if DTYPE == 1
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+#else
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+#endif
+  return d;
+}
+
+// The eight values of a word in pairs (0, 4), (1, 5), (2, 6), (3, 7), as value / VALUE; the even pairs with a surplus.
+// The integer pipe, where logic and shifts go, is the narrow place: the odd pairs are finished by the float pipe.
+DEVICE void widen(u32 (&pair)[4], u32 word) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 part = word >> (4 * i);
+    pair[i] = mask_or_magic(part, 0x000f000f);
+#if DTYPE == 1
+    // A nibble u at bits 4..7 is the number u 2^-129 (below and just above the smallest normal one, bits are linear):
+    // times 2^127, less 2.
+    pair[i + 1] = multiply_add_pair(part & 0x00f000f0, 0x7F007F00, 0xC000C000);
+#else
+    // (1024 + 16 u) / 16 - 72
+    pair[i + 1] = multiply_add_pair(mask_or_magic(part, 0x00f000f0), 0x2C002C00, 0xD480D480);
+#endif
+  }
+}
+
+template <typename S>
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const int row = m_warp * WARP_ROWS + g;
   const u32 words = S::place(row, k_warp * S::WARP_GROUPS) + t * 4;
   static_assert(S::UNITS % S::WARP_GROUPS == 0 && S::place(8, 0) == 8 * S::UNITS * 16, "see the use of `words`");
-  const u32 surplus[4] = {SURPLUS, SURPLUS, SURPLUS, SURPLUS};
-  constexpr int AT_ONCE = TILES_N == 1 ? S::WARP_GROUPS : 1;  // groups whose instructions mix: as registers allow
-  struct alignas(sizeof(Scale) * AT_ONCE) Scales {
-    Scale of_group[AT_ONCE];
+  struct alignas(sizeof(Scale) * S::WARP_GROUPS) Scales {
+    Scale of_group[S::WARP_GROUPS];
   } scales[4];
-#pragma unroll 1
-  for (int first = 0; first < S::WARP_GROUPS; first += AT_ONCE) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp));
+  }
+#pragma unroll
+  for (int j = 0; j < S::WARP_GROUPS; ++j) {
+    u32 a[4][4];  // of rows row + 8 i
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp) + first);
+      // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
+      widen(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
     }
+    const uint4 x = rows.x[j];
+    const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
+                      __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+    const float zero[4] = {0, 0, 0, 0};
+    float half_start[4], start[4];
+    multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0], b[1], zero);
+    multiply_from(start, SURPLUS, SURPLUS, 0, 0, b[2], b[3], half_start);
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-      u32 a[4][4];  // of rows row + 8 i: inputs (0, 4), (1, 5), (2, 6), (3, 7) of the lane's eight
+    for (int m = 0; m < 2; ++m) {
+      const u32(&low)[4] = a[2 * m], (&high)[4] = a[2 * m + 1];
+      float half_d[4], d[4];
+      multiply_from(half_d, low[0], high[0], low[1], high[1], b[0], b[1], start);
+      multiply_from(d, low[2], high[2], low[3], high[3], b[2], b[3], half_d);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
-        const u32 at = (((first + j) * 16) ^ words) + i * (8 * S::UNITS * 16);
-        const u32 word = *reinterpret_cast<const u32*>(stage + at);
-#pragma unroll
-        for (int l = 0; l < 4; ++l) a[i][l] = widen(word, l);
-      }
-#pragma unroll
-      for (int n = 0; n < TILES_N; ++n) {
-        const uint4 x = rows.get(n, first + j, slab);
-        const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
-                          __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
-        float start[4] = {0, 0, 0, 0};
-        multiply_add<Scalar>(start, surplus, b[0], b[1]);
-        multiply_add<Scalar>(start, surplus, b[2], b[3]);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const u32(&low)[4] = a[2 * m], (&high)[4] = a[2 * m + 1];
-          float d[4] = {start[0], start[1], start[2], start[3]};
-          multiply_add<Scalar>(d, {low[0], high[0], low[1], high[1]}, b[0], b[1]);
-          multiply_add<Scalar>(d, {low[2], high[2], low[3], high[3]}, b[2], b[3]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& sum = total[(2 * n + m) * 4 + i];
-            sum = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], sum);
-          }
-        }
+        total[4 * m + i] = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], total[4 * m + i]);
       }
     }
   }
 }
 #else
-template <typename S, int TILES_N>
-DEVICE void multiply(float (&total)[TILES_N * COLUMNS], const u8* stage, const Rows<S, TILES_N>& rows, int slab) {
+template <typename S>
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const int row = m_warp * WARP_ROWS + g;
 #pragma unroll
   for (int j = 0; j < S::WARP_GROUPS; ++j) {
+    const int unit = (k_warp * S::WARP_GROUPS + j) * 4 + t;
+    const uint4 x = rows.x[j];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const int unit = (k_warp * S::WARP_GROUPS + j) * 4 + t, r = row + 16 * m;
-      const uint4 low = *reinterpret_cast<const uint4*>(stage + S::place(r, unit));
-      const uint4 high = *reinterpret_cast<const uint4*>(stage + S::place(r + 8, unit));
-      const u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-#pragma unroll
-      for (int n = 0; n < TILES_N; ++n) {
-        const uint4 x = rows.get(n, j, slab);
-        float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[(2 * n + m) * 4]);
-        multiply_add<Scalar>(d, a[0], x.x, x.y);
-        multiply_add<Scalar>(d, a[1], x.z, x.w);
-      }
+      const uint4 low = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m, unit));
+      const uint4 high = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m + 8, unit));
+      float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * m]);
+      multiply_add<Scalar>(d, {low.x, high.x, low.y, high.y}, x.x, x.y);
+      multiply_add<Scalar>(d, {low.z, high.z, low.w, high.w}, x.z, x.w);
     }
   }
 }
 #endif
 
-template <int TILES_N, typename Put>
-DEVICE void each_value(const float (&total)[TILES_N * COLUMNS], int n, Put put) {
+// Calls put(row of the warp, column, value) for the lane's sums.
+template <typename Put>
+DEVICE void each_value(const float (&total)[TOTALS], Put put) {
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-  for (int k = 0; k < TILES_N; ++k) {
-    if (k != n) continue;
+  for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) put(16 * m + g + i / 2 * 8, 2 * t + i % 2, total[(2 * k + m) * 4 + i]);
-    }
+    for (int i = 0; i < 4; ++i) put(16 * m + g + i / 2 * 8, 2 * t + i % 2, total[4 * m + i]);
   }
 }
 #endif

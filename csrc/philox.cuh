@@ -26,20 +26,13 @@ DEVICE uint4 philox(const NoiseKey& key, u32 block) {
 // -log(-log(u)), u = (word + 1/2) / 2^32: between -3.14 and 22.88.
 DEVICE double gumbel_exact(u32 word) { return -log(-log((word + 0.5) * 0x1p-32)); }
 
-// The same to GUMBEL_ERROR: -log(u) from the distance to 1 where u is near it, else from the hardware's log2, whose
-// error is 2^-22 (absolute within 0.5..2, else relative: PTX ISA, lg2.approx).
-constexpr float GUMBEL_ERROR = 2e-5f;
+// log2(e) times an upper bound of the noise, near it where the noise is large: -log(u) is at least 1 - u.
+// The hardware's log2 is within 2^-22 of its value (absolute between 0.5 and 2: PTX ISA, lg2.approx), so the bound may
+// be too small by BOUND_ERROR.
+constexpr float BOUND_ERROR = 33 * 0x1p-22f + 0x1p-22f;
 
-DEVICE float log2_fast(float x) {
+DEVICE float gumbel_bound_log2(u32 word) {
   float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DEVICE float gumbel_fast(u32 word) {
-  const float uniform = fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f);
-  const float rest = fmaf(static_cast<float>(~word), 0x1p-32f, 0x1p-33f);  // 1 - uniform
-  const float series = rest * fmaf(rest, fmaf(rest, fmaf(rest, fmaf(rest, 0.2f, 0.25f), 1.0f / 3.0f), 0.5f), 1.0f);
-  const float exponential = rest < 0.0625f ? series : -LN_2 * log2_fast(uniform);
-  return -LN_2 * log2_fast(exponential);
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(static_cast<float>(~word), 0x1p-32f, 0x1p-33f)));
+  return -y;
 }

@@ -4,7 +4,8 @@
 //   out  tokens [S,N] i32, -1 for a row with NaN or +inf, or with nothing above -inf; or, for a vocabulary shard,
 //        F candidates a row: scores f64, token_ids i32, values f32 (the logits), top f32 (NaN for a bad row)
 //   math top-p set: the fewest tokens, from the most probable down (ties: smaller id), whose probabilities reach top_p
-//   how  Scores are screened in float32 with a proven error, and those that may be the largest are settled in float64.
+//   how  Float32 upper bounds of all scores are screened; the largest one's score is worked out in float64, and so are
+//        those of all tokens whose bound reaches it.
 //        Top-p needs no sort: the winner c among all tokens is the answer if the mass above c is below top_p. If not,
 //        c and all below it are outside; the winner among the tokens above c is next. It ends after 1 + log(1 / top_p)
 //        or so. A shard cannot know the others' mass: it lists all its winners (64 are enough but for 1 row in 10^20),
@@ -15,9 +16,9 @@
 #include "philox.cuh"
 
 constexpr int MAX_CANDIDATES = 64;
-constexpr float RELEVANT = 27.0f;  // (logit - top) / T below this cannot win: noise spans 22.88 + 3.14
-// Twice the error of a score of a relevant token: noise, and three roundings of a product.
-constexpr float MARGIN = 2 * (GUMBEL_ERROR + 4 * 0x1p-24f * RELEVANT);
+// (logit - top) / T below -27 cannot win, because noise spans 22.88 + 3.14; the bound of what can is off by the noise's
+// error and five roundings of at most (27 + 23) log2(e).
+constexpr float MARGIN = BOUND_ERROR + 5 * 0x1p-24f * 73.0f;
 constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
 constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
 
@@ -37,18 +38,6 @@ struct Rows {                     // which row this block works on
   DEVICE i32 num_chunks() const { return max(cdiv(num_ids + first_id % 4, CHUNK), 1); }
 };
 
-DEVICE float max_or_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-DEVICE float max_or_nan(const Logits& logits) {
-  float top = logits[0];
-#pragma unroll
-  for (int i = 1; i < PER_VECTOR; ++i) top = max_or_nan(top, logits[i]);
-  return top;
-}
-
 // Largest key of the block for every thread; `scratch` is free again after the next barrier.
 DEVICE u32 block_max_key(u32 key, u32* scratch) {
   key = warp_max_key(key);
@@ -59,13 +48,13 @@ DEVICE u32 block_max_key(u32 key, u32* scratch) {
 
 // ---- greedy ------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
               i32 cluster, i32* token_ids, double* scores) {
   __shared__ u64 warp_best[WARPS], block_best[MAX_CLUSTER];
   const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
   const Row row = rows.row();
-  cluster_arrive();  // waited for before the first write into another block: until then it may not have begun
+  cluster_begin();
   grid_dependency_wait();
   float best = -INFINITY_F32;
   i32 best_vector = 0;
@@ -111,10 +100,15 @@ target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_
 
 // ---- noise -------------------------------------------------------------------------------------------------------
 
+DEVICE u32 word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
 struct Draw {
   NoiseKey key;
   double temperature, top_p;
-  float log2_scale, scale;  // log2(e) / T and 1 / T
+  float log2_scale;  // log2(e) / T
+  DEVICE u32 word(i32 token) const { return word_of(philox(key, static_cast<u32>(token) / 4), token % 4); }
 };
 
 struct Threshold {  // only tokens above this one are in play; at first all above -inf
@@ -136,6 +130,8 @@ struct Winner {
   }
 };
 
+constexpr Winner NO_WINNER = {0, 0, 0.0f};
+
 struct Message {  // what one block tells all others after a pass
   u64 score, id_and_value, mass, top;
 };
@@ -147,63 +143,83 @@ struct Scratch {
   Message inbox[2][MAX_CLUSTER];  // by the parity of the pass: a fast block may be one ahead of a slow one
 };
 
-DEVICE u32 word_of(const uint4& words, int i) {
-  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
-
-struct Screen {  // a thread's best score of a chunk, its vector, and the best of its other vectors
+// A thread's largest bound of a chunk (log2, relative to the chunk's largest logit), its vector, the largest bound of
+// its other vectors, and the mass of all.
+struct Screen {
   float best = -INFINITY_F32, second = -INFINITY_F32, mass = 0.0f;
   int vector = 0;
+  DEVICE void add(float bound, int from) {
+    second = fmaxf(second, fminf(bound, best));
+    if (bound > best) best = bound, vector = from;
+  }
 };
 
-// Scores of everything in play, relative to the largest logit of the chunk. One vector after the other: the noise
-// keeps all warps busy, and unrolled it would be most of the machine code.
-DEVICE Screen screen(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top,
-                     const Threshold& threshold, bool with_mass) {
+// Everything above -inf is in play. One vector after the other: the noise keeps all warps busy, and unrolled it would
+// be most of the machine code.
+DEVICE Screen screen_all(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top, bool with_mass) {
   Screen out;
 #pragma unroll 1
   for (int v = 0; v < VECTORS; ++v) {
     const Logits values = load_vector(row, first + v * THREADS);
-    if (max_of(values) < threshold.value) continue;
     const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
-    float best = -INFINITY_F32;
+    float bound = -INFINITY_F32;
 #pragma unroll
     for (int quad = 0; quad < PER_VECTOR / 4; ++quad) {
       const uint4 words = philox(draw.key, static_cast<u32>(rows.first_id + start) / 4 + quad);
 #pragma unroll
       for (int i = 4 * quad; i < 4 * quad + 4; ++i) {
-        const float gap = values[i] - top;
-        const bool in_play = threshold.is_below(values[i], start + i);
-        if (with_mass) out.mass += in_play ? exp_scaled(gap, draw.log2_scale) : 0.0f;
-        best = in_play ? fmaxf(best, fmaf(gap, draw.scale, gumbel_fast(word_of(words, i % 4)))) : best;
+        bound = fmaxf(bound, fmaf(values[i] - top, draw.log2_scale, gumbel_bound_log2(word_of(words, i % 4))));
       }
     }
-    out.second = fmaxf(out.second, fminf(best, out.best));
-    if (best > out.best) out.best = best, out.vector = v;
+    if (with_mass) {
+#pragma unroll
+      for (int i = 0; i < PER_VECTOR; ++i) out.mass += exp_scaled(values[i] - top, draw.log2_scale);
+    }
+    out.add(bound, v);
   }
   return out;
 }
 
-// The exact winner among the tokens of a chunk whose screened score may be the largest; a warp works for each of its
-// threads that has one.
-DEVICE Winner settle(const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block, const Screen& screened,
-                     float limit, const Threshold& threshold) {
-  Winner best = {0, 0, 0.0f};
-  u32 threads = __ballot_sync(FULL_MASK, screened.best >= limit && screened.best > -INFINITY_F32);
-  const u32 whole = __ballot_sync(FULL_MASK, screened.second >= limit);
+// Only what is above the threshold is in play: few tokens.
+DEVICE Screen screen_above(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top,
+                           const Threshold& threshold, bool with_mass) {
+  Screen out;
+#pragma unroll 1
+  for (int v = 0; v < VECTORS; ++v) {
+    if (max_of(load_vector(row, first + v * THREADS)) < threshold.value) continue;
+    const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
+    float bound = -INFINITY_F32;
+#pragma unroll 1
+    for (i32 id = max(start, 0); id < min(start + PER_VECTOR, row.num_ids); ++id) {
+      const float value = to_float(row.logits[id]);
+      if (!threshold.is_below(value, id)) continue;
+      bound = fmaxf(bound, fmaf(value - top, draw.log2_scale, gumbel_bound_log2(draw.word(rows.first_id + id))));
+      if (with_mass) out.mass += exp_scaled(value - top, draw.log2_scale);
+    }
+    out.add(bound, v);
+  }
+  return out;
+}
+
+// The exact winner among the tokens of some threads' vectors: of the best one (`few`) or of all (`many`); a warp works
+// for each of its threads in turn.
+DEVICE Winner settle(const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block, int vector, bool few,
+                     bool many, const Threshold& threshold) {
+  Winner best = NO_WINNER;
+  u32 threads = __ballot_sync(FULL_MASK, few || many);
+  const u32 whole = __ballot_sync(FULL_MASK, many);
   for (; threads != 0; threads &= threads - 1) {
     const int lane = __ffs(threads) - 1;
     const bool all = whole >> lane & 1;
-    const int vector = __shfl_sync(FULL_MASK, screened.vector, lane);
+    const int from = all ? 0 : __shfl_sync(FULL_MASK, vector, lane);
     for (int i = lane_id(); i < (all ? VECTORS : 1) * PER_VECTOR; i += WARP) {
-      const i32 index = first_of_block + (all ? i / PER_VECTOR : vector) * THREADS + warp_id() * WARP + lane;
+      const i32 index = first_of_block + (from + i / PER_VECTOR) * THREADS + warp_id() * WARP + lane;
       const i32 id = index * PER_VECTOR - row.shift + i % PER_VECTOR;
       if (id < 0 || id >= row.num_ids) continue;
       const float value = to_float(row.logits[id]);
       if (!threshold.is_below(value, id)) continue;
-      const u32 token = static_cast<u32>(rows.first_id + id);
-      const double noise = gumbel_exact(word_of(philox(draw.key, token / 4), token % 4));
-      const Winner mine = {order_key(value / draw.temperature + noise), id, value};
+      const double score = value / draw.temperature + gumbel_exact(draw.word(rows.first_id + id));
+      const Winner mine = {order_key(score), id, value};
       if (best.loses_to(mine)) best = mine;
     }
   }
@@ -234,7 +250,7 @@ DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, cons
   if (threadIdx.x < 4 * rows.cluster) store_remote(place + threadIdx.x % 4, threadIdx.x / 4, words[threadIdx.x % 4]);
   cluster_arrive();
   cluster_wait();
-  Found all = {{0, 0, 0.0f}, -INFINITY_F32, 0.0};
+  Found all = {NO_WINNER, -INFINITY_F32, 0.0};
   for (i32 b = 0; b < rows.cluster; ++b) {
     const Message& m = scratch.inbox[parity][b];
     const Winner winner = {m.score, static_cast<i32>(m.id_and_value >> 32), __uint_as_float(m.id_and_value)};
@@ -249,10 +265,38 @@ DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, cons
   return all;
 }
 
+// The best of all threads' winners, for every thread.
+DEVICE Winner block_winner(Scratch& scratch, const Winner& mine) {
+  const Winner winner = warp_winner(mine);
+  __syncthreads();  // readers of the call before
+  if (lane_id() == 0) scratch.winners[warp_id()] = winner;
+  __syncthreads();
+  return warp_winner(scratch.winners[lane_id() % WARPS]);
+}
+
+// The exact winner of a chunk whose tokens in play have been screened.
+DEVICE Winner chunk_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block,
+                           const Screen& screened, float top, const Threshold& threshold) {
+  const float largest = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1]));
+  if (largest == -INFINITY_F32) return NO_WINNER;
+  const bool mine = screened.best == largest;
+  const Winner first = block_winner(
+      scratch, settle(row, rows, draw, first_of_block, screened.vector, mine, false, threshold));
+  // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
+  const double score = value_of_score(first.score), offset = top / draw.temperature;
+  const double rounding = (fabs(score) + fabs(offset)) * 0x1p-49;
+  const float limit = static_cast<float>((score - offset - rounding) * LOG2_E - MARGIN);
+  const bool few = screened.best >= limit && !mine, many = screened.second >= limit;
+  if (!__syncthreads_or(few || many)) return first;
+  const Winner other =
+      block_winner(scratch, settle(row, rows, draw, first_of_block, screened.vector, few, many, threshold));
+  return first.loses_to(other) ? other : first;
+}
+
 // One pass of the cluster over its row.
 DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
                          const Threshold& threshold, bool with_mass, i32 pass) {
-  Found found = {{0, 0, 0.0f}, -INFINITY_F32, 0.0};
+  Found found = {NO_WINNER, -INFINITY_F32, 0.0};
   float mass = 0.0f;  // of this thread, relative to found.top
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
     const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
@@ -260,26 +304,24 @@ DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, con
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(load_vector(row, first + v * THREADS)));
     grid_dependency_launch();
+    __syncthreads();  // readers of the chunk before
     top = value_of(block_max_key(order_key(top), scratch.warp_keys[0]));
     const float old = found.top;
     found.top = max_or_nan(old, top);
-    if (!(top < INFINITY_F32) || top == -INFINITY_F32) {  // bad, or nothing in this chunk; all threads alike
-      __syncthreads();
-      continue;
-    }
-    const Screen screened = screen(row, rows, draw, first, top, threshold, with_mass);
+    if (!(top < INFINITY_F32) || top == -INFINITY_F32) continue;  // bad, or nothing here; all threads alike
+    const Screen screened = pass == 0 ? screen_all(row, rows, draw, first, top, with_mass)
+                                      : screen_above(row, rows, draw, first, top, threshold, with_mass);
     const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
     mass = before + screened.mass * exp_scaled(top - found.top, draw.log2_scale);
-    const float limit = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1])) - MARGIN;
-    const Winner winner = settle(row, rows, draw, first - threadIdx.x, screened, limit, threshold);
+    const Winner winner = chunk_winner(scratch, row, rows, draw, first - threadIdx.x, screened, top, threshold);
     if (found.winner.loses_to(winner)) found.winner = winner;
   }
-  const Winner winner = warp_winner(found.winner);
-  const double sum = warp_sum(static_cast<double>(mass));
-  if (lane_id() == 0) scratch.winners[warp_id()] = winner, scratch.warp_sums[0][warp_id()] = sum;
-  __syncthreads();
-  found.winner = warp_winner(scratch.winners[lane_id() % WARPS]);
-  found.mass = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
+  if (with_mass) {
+    const double sum = warp_sum(static_cast<double>(mass));
+    if (lane_id() == 0) scratch.warp_sums[0][warp_id()] = sum;
+    __syncthreads();
+    found.mass = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
+  }
   return exchange(scratch, rows, draw, found, pass);
 }
 
@@ -381,15 +423,15 @@ DEVICE i32 draw_token(Scratch& scratch, const Row& row, const Rows& rows, const 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
             i32 cluster, const i64* stream, const i64* position, u64 seed, double temperature, double top_p,
-            float scale, float log2_scale, i32* token_ids, double* scores, float* values, float* top, i32 capacity) {
+            float log2_scale, i32* token_ids, double* scores, float* values, float* top, i32 capacity) {
   __shared__ Scratch scratch;
   const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
   const Row row = rows.row();
-  cluster_arrive();  // waited for before the first write into another block
+  cluster_begin();
   grid_dependency_wait();
   const NoiseKey key = {static_cast<u32>(seed), static_cast<u32>(seed >> 32),
                         static_cast<u32>(position[rows.index()]), static_cast<u32>(stream[rows.stream()])};
-  const Draw draw = {key, temperature, top_p, log2_scale, scale};
+  const Draw draw = {key, temperature, top_p, log2_scale};
   if (scores != nullptr) {
     list_candidates(scratch, row, rows, draw, {scores, token_ids, values, top, capacity});
     return;
@@ -412,7 +454,7 @@ top_p_mass(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   __shared__ MassScratch scratch;
   const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
   const Row row = rows.row();
-  cluster_arrive();
+  cluster_begin();
   grid_dependency_wait();
   const i64 place = rows.index() * capacity;
   for (i32 i = threadIdx.x; i < capacity; i += THREADS) {

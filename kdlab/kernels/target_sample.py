@@ -14,6 +14,7 @@ __all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "targe
 
 MAX_CANDIDATES = 64  # as in the .cu
 _THREADS, _CHUNK_BYTES = 512, 40960
+_LOG2_E = 1.4426950408889634
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -105,10 +106,10 @@ def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object
 def noise_arguments(
     temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
 ) -> tuple[object, ...]:
-    """Return what `target_draw` takes to make noise: its float32 factors never overflow, so 0 times them is 0."""
-    scales = (min(max(factor / temperature, _SMALLEST), _LARGEST) for factor in (1.0, 1.4426950408889634))
+    """Return what `target_draw` takes to make noise: its float32 factor never overflows, so 0 times it is 0."""
+    log2_scale = min(max(_LOG2_E / temperature, _SMALLEST), _LARGEST)
     key = stream.contiguous(), position.contiguous(), np.uint64(seed % 2**64)
-    return *key, np.float64(temperature), np.float64(top_p), *map(np.float32, scales)
+    return *key, np.float64(temperature), np.float64(top_p), np.float32(log2_scale)
 
 
 @torch.library.custom_op("kdlab::target_sample", mutates_args=(), device_types="cuda")

@@ -178,8 +178,8 @@ def test_shards_merge_to_the_whole(vocab, k, num_shards, device):
         merged = merge_topk(order)
         assert torch.equal(merged.token_ids, whole.token_ids)
         assert torch.equal(merged.nonfinite, whole.nonfinite)
-        close = torch.isclose(merged.log_probs, whole.log_probs, rtol=2.0**-22, atol=0, equal_nan=True)
-        assert close.all()
+        # One rounding of the log-sum-exp, which is below 16.
+        assert torch.allclose(merged.log_probs, whole.log_probs, rtol=0, atol=2.0**-20, equal_nan=True)
     local = [shard._replace(token_ids=shard.token_ids - shard.token_ids.amin()) for shard in shards]
     assert not torch.equal(merge_topk(local).token_ids, whole.token_ids)  # the broken twin: local ids
 
