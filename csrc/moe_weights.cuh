@@ -3,8 +3,8 @@
 //   K_WARPS along the inputs, WARP_K each. Weights are the M side of mma.sync and rows of x the N side, so that one row
 //   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
-//   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which a
-//   matrix product takes off that starts the accumulator; the group's scale multiplies the accumulator, in float32.
+//   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which
+//   a matrix product takes off that starts the accumulator; the group's scale multiplies the accumulator, in float32.
 //   float32 rows: no tensor cores; a lane holds one weight row, in the same stage and with the same partial sums.
 //   test tests/kernels/test_moe_int4.py
 #pragma once
