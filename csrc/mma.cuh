@@ -28,6 +28,38 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
                : "memory");
 }
 
+// ---- plain accesses by 32-bit address --------------------------------------------------------------------------
+
+DEVICE float load_shared(u32 address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+
+DEVICE float4 load_shared4(u32 address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+DEVICE void load_shared(u32 address, u32& a, u32& b) {
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+DEVICE void store_shared(u32 address, const float (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};"
+               :
+               : "r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+}
+
+DEVICE void store_shared(u32 address, u32 a, u32 b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" : : "r"(address), "r"(a), "r"(b) : "memory");
+}
+
 // ---- mma ---------------------------------------------------------------------------------------------------------
 
 // d += A B. T is bf16 or half.
@@ -66,6 +98,13 @@ DEVICE u32 pack_pair<half>(float low, float high) {
   return *reinterpret_cast<const u32*>(&pair);
 }
 
+// 2^x of the special function unit: 2 ulp, 0 below 2^-126.
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- cp.async ----------------------------------------------------------------------------------------------------
 
 // 16 bytes from global to shared memory, both addresses multiples of 16, past L1; zeros are written, and nothing is
@@ -97,6 +136,16 @@ DEVICE void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
 }
 
+// The same, and says whether `value` holds in any of the threads.
+DEVICE bool named_barrier_or(int number, int threads, bool value) {
+  u32 any;
+  asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+               : "=r"(any)
+               : "r"(number), "r"(threads), "r"(u32(value))
+               : "memory");
+  return any;
+}
+
 // A barrier of 8 bytes in shared memory: a phase ends when `count` arrivals have come, and the next begins. One thread
 // makes it, and a __syncthreads follows.
 DEVICE void barrier_init(u32 barrier, int count) {
@@ -106,27 +155,6 @@ DEVICE void barrier_init(u32 barrier, int count) {
 DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" : : "r"(barrier) : "memory");
 }
-
-#if __CUDA_ARCH__ >= 900
-// Arrives, and makes the phase wait for so many bytes of copy_bulk as well.
-DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }"
-               :
-               : "r"(barrier), "r"(bytes)
-               : "memory");
-}
-
-// Copies `bytes` from global to shared memory without any thread's help; all three are multiples of 16.
-DEVICE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :
-               : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
-// Between this thread's own accesses to shared memory, barriers' initialisation among them, and later bulk copies.
-DEVICE void fence_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-#endif
 
 // Waits for the end of a phase; phases have the parities 0, 1, 0, ... so waiting for parity 1 first returns at once.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {

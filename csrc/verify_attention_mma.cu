@@ -49,13 +49,14 @@ union Exchange {
   float4 scores[Config::GROUP_WARPS - 1][WARP];  // what a warp is given of its 16 x 8 tile: [from][lane]
   uint2 weights[WARP];                           // what it makes of it: half an A fragment
 };
+constexpr int EXCHANGE_BYTES = sizeof(Exchange), GROUP_BYTES = Config::GROUP_WARPS * EXCHANGE_BYTES;
+constexpr int BUFFER_BYTES = Config::GROUPS * GROUP_BYTES;
 
 struct Plan {
   alignas(128) u8 keys[Config::STAGES][Config::BLOCK_KEYS * Config::ROW_STRIDE];
   Exchange exchange[2][Config::GROUPS][Config::GROUP_WARPS];  // of the latest two key blocks
   float4 row_stats[Config::GROUPS][Config::GROUP_ROWS];  // per warp: a row's maximum (two warps), at the end its sum
   float reference[Config::TILE_ROWS];                    // of each row: weights are 2^(score - reference)
-  alignas(16) int is_above[2][Config::GROUPS][Config::GROUP_WARPS];  // a score of this warp is far above a reference
   alignas(8) u64 loaded[Config::STAGES], freed[Config::STAGES], weights_read[Config::GROUPS];
   Part part;
   StreamWork work;
@@ -73,19 +74,27 @@ struct State {
   float sum[2], latest[2];  // of this lane's weights of rows g and g + 8 of its tile: before that block, of it
 };
 
+// Place of a thread, and addresses in shared memory that follow from it: computing them anew would cost as much as the
+// products.
 struct Warp {
   int group, member, lane;
-  u32 key_fragment, value_fragment;  // this lane's ldmatrix addresses within a key block, scores and values
+  u32 key_fragment, value_fragment;  // of stage 0, for ldmatrix
+  u32 scores, weights;               // this lane's in the first buffer's first exchange of the group
+  u32 reference;                     // of row g of this warp's tile
 };
 
-DEVICE Warp this_warp() {
+DEVICE Warp this_warp(const Plan& plan) {
   Warp w;
   w.lane = lane_id();
   w.group = warp_id() / Config::GROUP_WARPS;
   w.member = warp_id() % Config::GROUP_WARPS;
   const int row = w.lane % 8, low = w.lane / 8 % 2, high = w.lane / 16;
-  w.key_fragment = (row + 8 * high) * Config::ROW_STRIDE + (2 * w.member + low) * 16;
-  w.value_fragment = (row + 8 * low) * Config::ROW_STRIDE + (2 * w.member + high) * 16;
+  const u32 keys = shared_address(plan.keys), exchange = shared_address(&plan.exchange[0][w.group]);
+  w.key_fragment = keys + (row + 8 * high) * Config::ROW_STRIDE + (2 * w.member + low) * 16;
+  w.value_fragment = keys + (row + 8 * low) * Config::ROW_STRIDE + (2 * w.member + high) * 16;
+  w.scores = exchange + w.lane * sizeof(float4);
+  w.weights = exchange + w.lane * sizeof(uint2);
+  w.reference = shared_address(&plan.reference[w.group * Config::GROUP_ROWS + w.member / 2 * 16 + w.lane / 4]);
   return w;
 }
 
@@ -93,6 +102,8 @@ DEVICE void group_barrier(const Warp& w) { named_barrier(1 + w.group, Config::GR
 
 // Row of the tile of a lane's accumulators at m = i / 2, and of its D fragment's halves h = i % 2.
 DEVICE int row_of_value(const Warp& w, int i) { return w.group * Config::GROUP_ROWS + 8 * i + w.lane / 4; }
+
+DEVICE u32 stage_offset(u32 count) { return count % Config::STAGES * (Config::BLOCK_KEYS * Config::ROW_STRIDE); }
 
 // ---- copies ------------------------------------------------------------------------------------------------------
 
@@ -104,41 +115,22 @@ DEVICE const Scalar* key_row(const Params& p, const Plan& plan, int key) {
   return p.pages + (i64(page) * Config::PAGE + key % Config::PAGE) * Config::WIDTH;
 }
 
-// Starts the copy of key block `block`, the number `count` of this grid block. Rows that are not there come as zeros,
-// so that what stands in their place (NaN) meets no weight of 0.
+// Starts the copy of key block `block`, the number `count` of this grid block; the groups take turns. Rows that are not
+// there come as zeros, so that what stands in their place (NaN) meets no weight of 0.
 DEVICE void start_copy(const Params& p, Plan& plan, const Warp& w, int block, u32 count) {
-  // Of the blocks of a part, the fifth and later ones find one in their stage that both groups must be through with.
-  const bool wait = block >= plan.part.first_block + Config::STAGES;
-  const u32 freed = shared_address(&plan.freed[count % Config::STAGES]), phase = count / Config::STAGES - 1;
-  const u32 stage = shared_address(plan.keys[count % Config::STAGES]);
-  const u32 loaded = shared_address(&plan.loaded[count % Config::STAGES]);
-#if __CUDA_ARCH__ >= 900
-  if (warp_id() != count % (Config::THREADS / WARP)) return;
-  if (wait) barrier_wait(freed, phase % 2);
-  const bool mine = w.lane < Config::BLOCK_KEYS;
-  const Scalar* row = mine ? key_row(p, plan, block * Config::BLOCK_KEYS + w.lane) : nullptr;
-  const u32 to = stage + w.lane * Config::ROW_STRIDE;
-  if (mine && row == nullptr) {
-    const u64 zero = 0;
-    for (int i = 0; i < Config::ROW_BYTES; i += 8)
-      asm volatile("st.shared.u64 [%0], %1;" : : "r"(to + i), "l"(zero) : "memory");
-  }
-  const int rows = __popc(__ballot_sync(FULL_MASK, row != nullptr));
-  if (w.lane == 0) barrier_expect(loaded, rows * Config::ROW_BYTES);
-  __syncwarp();
-  if (row != nullptr) copy_bulk(to, row, Config::ROW_BYTES, loaded);
-#else
   if (w.group != count % Config::GROUPS) return;
-  if (wait) barrier_wait(freed, phase % 2);
   const int thread = threadIdx.x % Config::GROUP_THREADS, chunk = thread % 8;
   const Scalar* row = key_row(p, plan, block * Config::BLOCK_KEYS + thread / 8);
   const Scalar* source = (row != nullptr ? row : p.pages) + chunk * 8;
-  const u32 to = stage + thread / 8 * Config::ROW_STRIDE + chunk * 16;
+  const u32 stage = count % Config::STAGES;
+  const u32 to = shared_address(plan.keys[stage]) + thread / 8 * Config::ROW_STRIDE + chunk * 16;
+  // From the fifth block of a part on, the stage holds one that both groups must be through with.
+  if (block >= plan.part.first_block + Config::STAGES)
+    barrier_wait(shared_address(&plan.freed[stage]), (count / Config::STAGES - 1) % 2);
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice)
     copy_async(to + slice * 128, source + slice * 64, row != nullptr);
-  copy_async_arrive(loaded);
-#endif
+  copy_async_arrive(shared_address(&plan.loaded[stage]));
 }
 
 // Brings the tile's queries into registers by way of the stages, which nobody uses at this time.
@@ -161,15 +153,12 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
   }
   copy_async_wait<0>();
   __syncthreads();
-  const u32 queries = all + w.group * Config::GROUP_ROWS * Config::ROW_STRIDE + w.value_fragment;
+  const u32 queries = w.value_fragment + w.group * Config::GROUP_ROWS * Config::ROW_STRIDE;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int slice = 0; slice < Config::SLICES; ++slice)
       load_matrices(state.q[m][slice], queries + m * 16 * Config::ROW_STRIDE + slice * 128);
-#if __CUDA_ARCH__ >= 900
-  fence_bulk_copies();
-#endif
   __syncthreads();
 }
 
@@ -178,12 +167,12 @@ DEVICE void load_queries(const Params& p, const Sizes& sizes, Plan& plan, const 
 // This warp's part of the scores of 32 rows and 16 keys, of its 16 columns of each slice. Tile (m, n) goes to warp
 // 2 m + n, which finishes it; what this warp finishes stays in `own`.
 DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 count, bool is_first, float (&own)[4]) {
-  const u32 keys = shared_address(plan.keys[count % Config::STAGES]);
+  const u32 keys = w.key_fragment + stage_offset(count);
   float scores[2][2][4] = {};  // [m tile][n tile]
 #pragma unroll
   for (int slice = 0; slice < Config::SLICES; ++slice) {
     u32 b[4];
-    load_matrices(b, keys + w.key_fragment + slice * 128);
+    load_matrices(b, keys + slice * 128);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -192,16 +181,17 @@ DEVICE void partial_scores(Plan& plan, const Warp& w, const State& state, u32 co
   // The weights of the block before the last stand there until everybody has added its values. The first block of a
   // part must not wait: by then the phase after that one has ended as well, and its parity would stand for the next.
   if (!is_first) barrier_wait(shared_address(&plan.weights_read[w.group]), count % 2);
+  const u32 to = w.scores + count % 2 * BUFFER_BYTES + w.member * sizeof(float4) * WARP;
 #pragma unroll
-  for (int to = 0; to < Config::GROUP_WARPS; ++to) {
-    const float(&s)[4] = scores[to / 2][to % 2];
-    if (to == w.member) {
+  for (int i = 0; i < Config::GROUP_WARPS; ++i) {
+    const u32 skipped = w.member > i ? sizeof(float4) * WARP : 0;  // nobody sends to itself
+    if (i != w.member) store_shared(to + i * EXCHANGE_BYTES - skipped, scores[i / 2][i % 2]);
+  }
+  const bool second_m = w.member / 2, second_n = w.member % 2;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) own[i] = s[i];
-    } else {
-      const int from = (w.member - to - 1) & 3;
-      plan.exchange[count % 2][w.group][to].scores[from][w.lane] = make_float4(s[0], s[1], s[2], s[3]);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const float low = second_n ? scores[0][1][i] : scores[0][0][i], high = second_n ? scores[1][1][i] : scores[1][0][i];
+    own[i] = second_m ? high : low;
   }
 }
 
@@ -225,37 +215,27 @@ DEVICE void mask_scores(const Params& p, const Sizes& sizes, const Plan& plan, c
 DEVICE float finite(float reference) { return reference == -INFINITY_F32 ? 0.0f : reference; }
 
 // The weights of this warp's tile for the group.
-DEVICE void give_weights(Plan& plan, const Warp& w, State& state, u32 count, float low, float high) {
-  const float weight[4] = {exp2f(state.scores[0] - low), exp2f(state.scores[1] - low), exp2f(state.scores[2] - high),
-                           exp2f(state.scores[3] - high)};
-  state.latest[0] = weight[0] + weight[1], state.latest[1] = weight[2] + weight[3];
-  plan.exchange[count % 2][w.group][w.member].weights[w.lane] =
-      make_uint2(pack_pair<Scalar>(weight[0], weight[1]), pack_pair<Scalar>(weight[2], weight[3]));
+DEVICE void give_weights(const Warp& w, State& state, u32 count, float low, float high) {
+  const float w0 = exp2_fast(state.scores[0] - low), w1 = exp2_fast(state.scores[1] - low);
+  const float w2 = exp2_fast(state.scores[2] - high), w3 = exp2_fast(state.scores[3] - high);
+  state.latest[0] = w0 + w1, state.latest[1] = w2 + w3;
+  store_shared(w.weights + count % 2 * BUFFER_BYTES + w.member * EXCHANGE_BYTES, pack_pair<Scalar>(w0, w1),
+               pack_pair<Scalar>(w2, w3));
 }
 
-// Adds up the partial scores of this warp's tile, and turns them into weights relative to the rows' references.
-DEVICE void finish_scores(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
-                          u32 count, const float (&own)[4]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) state.sum[i] += state.latest[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) state.scores[i] = own[i];
-#pragma unroll
-  for (int from = 0; from < Config::GROUP_WARPS - 1; ++from) {
-    const float4 s = plan.exchange[count % 2][w.group][w.member].scores[from][w.lane];
-    state.scores[0] += s.x, state.scores[1] += s.y, state.scores[2] += s.z, state.scores[3] += s.w;
-  }
-  __syncwarp();  // weights come to stand where these were
+// Turns the scores of this warp's tile into weights relative to the rows' references. Returns whether one of this
+// lane's is far above.
+DEVICE bool finish_scores(const Params& p, const Sizes& sizes, Plan& plan, const Warp& w, State& state, int block,
+                          u32 count) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) state.scores[i] *= p.scale_log2;
   if ((block + 1) * Config::BLOCK_KEYS > plan.work.prefix) mask_scores(p, sizes, plan, w, block, state.scores);
-  const float low = plan.reference[row_of_value(w, w.member / 2 * 2)];
-  const float high = plan.reference[row_of_value(w, w.member / 2 * 2 + 1)];
+  const float low = load_shared(w.reference), high = load_shared(w.reference + 8 * sizeof(float));
   const bool above = max(state.scores[0], state.scores[1]) > low + Config::STALE ||
                      max(state.scores[2], state.scores[3]) > high + Config::STALE;
-  give_weights(plan, w, state, count, finite(low), finite(high));
-  const bool any = __any_sync(FULL_MASK, above);
-  if (w.lane == 0) plan.is_above[count % 2][w.group][w.member] = any;
+  __syncwarp();  // the weights come to stand where partial scores were
+  give_weights(w, state, count, finite(low), finite(high));
+  return above;
 }
 
 // Takes the maxima of all rows whose scores rose far above their references as new ones, scales what was summed before,
@@ -280,7 +260,7 @@ DEVICE void raise_references(Plan& plan, const Warp& w, State& state, u32 count)
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) state.sum[h] *= w.member / 2 == 0 ? shrink[h] : shrink[2 + h];
-  give_weights(plan, w, state, count, finite(chosen[0]), finite(chosen[1]));
+  give_weights(w, state, count, finite(chosen[0]), finite(chosen[1]));
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -299,14 +279,11 @@ DEVICE void raise_references(Plan& plan, const Warp& w, State& state, u32 count)
 
 // Adds weights x values to this warp's 128 output columns: 16 of each slice of 64.
 DEVICE void add_values(Plan& plan, const Warp& w, State& state, u32 count) {
-  const u32 keys = shared_address(plan.keys[count % Config::STAGES]) + w.value_fragment;
+  const u32 keys = w.value_fragment + stage_offset(count), weights = w.weights + count % 2 * BUFFER_BYTES;
   u32 a[2][4];
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    const uint2 low = plan.exchange[count % 2][w.group][2 * m].weights[w.lane];
-    const uint2 high = plan.exchange[count % 2][w.group][2 * m + 1].weights[w.lane];
-    a[m][0] = low.x, a[m][1] = low.y, a[m][2] = high.x, a[m][3] = high.y;
-  }
+  for (int i = 0; i < Config::GROUP_WARPS; ++i)
+    load_shared(weights + i * EXCHANGE_BYTES, a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1]);
 #pragma unroll
   for (int slice = 0; slice < Config::VALUE_SLICES; ++slice) {
     u32 b[4];
@@ -328,22 +305,34 @@ DEVICE void attend(const Params& p, const Sizes& sizes, Plan& plan, const Warp& 
   // What stands in `plan` is read again where it is needed: no register is left to hold it.
   start_copy(p, plan, w, plan.part.first_block, count);
   if (plan.part.first_block + 1 < plan.part.end_block) start_copy(p, plan, w, plan.part.first_block + 1, count + 1);
+  bool above = false;
   for (int block = plan.part.first_block;; ++block, ++count) {
     const bool with_scores = block < plan.part.end_block, with_values = block > plan.part.first_block;
     float own[4];
     if (with_scores) {
-      if (block + 2 < plan.part.end_block) start_copy(p, plan, w, block + 2, count + 2);
       barrier_wait(shared_address(&plan.loaded[count % Config::STAGES]), count / Config::STAGES % 2);
       partial_scores(plan, w, state, count, !with_values, own);
+      // Not before: the other group, which may be half a block behind, still needs the stage.
+      if (block + 2 < plan.part.end_block) start_copy(p, plan, w, block + 2, count + 2);
     }
-    group_barrier(w);  // partial scores of this block are there, weights of the one before
-    if (with_values) {
-      const int4 above = *reinterpret_cast<const int4*>(plan.is_above[(count - 1) % 2][w.group]);
-      if (above.x | above.y | above.z | above.w) raise_references(plan, w, state, count - 1);
-      add_values(plan, w, state, count - 1);
+    // Partial scores of this block are there, weights of the one before.
+    above = named_barrier_or(1 + w.group, Config::GROUP_THREADS, above);
+    if (above) raise_references(plan, w, state, count - 1);
+    if (with_scores) {
+      const u32 scores = w.scores + count % 2 * BUFFER_BYTES + w.member * EXCHANGE_BYTES;
+#pragma unroll
+      for (int from = 0; from < Config::GROUP_WARPS - 1; ++from) {
+        const float4 given = load_shared4(scores + from * sizeof(float4) * WARP);
+        own[0] += given.x, own[1] += given.y, own[2] += given.z, own[3] += given.w;
+      }
     }
+    if (with_values) add_values(plan, w, state, count - 1);
     if (!with_scores) return;
-    finish_scores(p, sizes, plan, w, state, block, count, own);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) state.sum[h] += state.latest[h];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.scores[i] = own[i];
+    above = finish_scores(p, sizes, plan, w, state, block, count);
   }
 }
 
@@ -395,20 +384,16 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
   const Params p{q, pages, block_table, ancestors, num_words, table_width, num_pages, scale_log2};
   const Sizes sizes{prefix_len, num_nodes, num_streams, num_rows, num_heads, table_width * Config::PAGE,
                     int(gridDim.x), fixed_parts, tail_only != 0};
-  const Warp w = this_warp();
+  const Warp w = this_warp(plan);
   if (threadIdx.x == 0) {
     plan.cursor = 0;
     cuts[blockIdx.x].num_parts = 0;
-    constexpr int COPIERS = __CUDA_ARCH__ >= 900 ? 1 : Config::GROUP_THREADS;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
-      barrier_init(shared_address(&plan.loaded[stage]), COPIERS);
+      barrier_init(shared_address(&plan.loaded[stage]), Config::GROUP_THREADS);
       barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP);
     }
     for (int group = 0; group < Config::GROUPS; ++group)
       barrier_init(shared_address(&plan.weights_read[group]), Config::GROUP_WARPS);
-#if __CUDA_ARCH__ >= 900
-    fence_bulk_copies();
-#endif
   }
 
   State state;
