@@ -68,7 +68,7 @@ def test_arms_take_turns_and_the_first_of_a_turn_changes(monkeypatch):
 def test_the_samples_fit_the_seconds_with_five_at_least(monkeypatch, us, seconds):
     clock = Clock(monkeypatch)
     count = len(timing.sample(passes(clock, a=us), seconds)["a"])
-    assert 5 <= count <= 400
+    assert 5 <= count <= 100
     assert clock.now + clock.rested <= max(1e6 * seconds + 2 * us, 8 * us + clock.rested)
 
 
