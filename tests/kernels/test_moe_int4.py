@@ -5,6 +5,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit
 from kdlab.kernels import moe_int4 as module
 from kdlab.kernels.experts import PackedExperts
 from kdlab.kernels.moe_int4 import expected_experts, moe_int4, moe_int4_cost
@@ -13,6 +14,8 @@ from tests.kernels.compare import assert_within_budget, guarded_allocations
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, new_experts, one_pick_at_a_time, skipping
 
 gpu = pytest.mark.gpu
+WIDTHS = [(96, 32, BF16), (160, 96, None), (64, 1024, F32)]
+FORMATS = [(BF16, BF16), (BF16, F16), (F16, F32), (F32, BF16), (BF16, None), (F16, None), (F32, None)]
 ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512)
 # ---- on the CPU ----------------------------------------------------------------------------------------------------
 
@@ -115,6 +118,18 @@ def test_expected_experts_of_independent_rows():
 # ---- on a GPU ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Compile what these tests launch side by side: one after another takes longer than all the rest."""
+    if not torch.cuda.is_available():
+        return
+    builds = {module._build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
+    builds |= {module._build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
+    builds |= {module._build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
+    builds |= {module._build(BF16, BF16, 7168, 256, 384), module._build(BF16, None, 7168, 256, 1)}
+    jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
+
+
 @gpu
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_rows_around_every_tile_edge(num_rows):
@@ -129,9 +144,6 @@ def test_all_rows_with_one_expert(num_rows):
     assert_right(case)
 
 
-FORMATS = [(BF16, BF16), (BF16, F16), (F16, F32), (F32, BF16), (BF16, None), (F16, None), (F32, None)]
-
-
 @gpu
 @pytest.mark.parametrize(("dtype", "scale"), FORMATS, ids=str)
 def test_every_format(dtype, scale):
@@ -140,7 +152,7 @@ def test_every_format(dtype, scale):
 
 
 @gpu
-@pytest.mark.parametrize(("width", "inner", "scale"), [(96, 32, BF16), (160, 96, None), (64, 1024, F32)], ids=str)
+@pytest.mark.parametrize(("width", "inner", "scale"), WIDTHS, ids=str)
 def test_widths_that_fill_no_tile(width, inner, scale):
     assert_right(new_case(33, dtype=F16, scale=scale, width=width, inner=inner, num_experts=5, device="cuda"))
 
