@@ -24,7 +24,8 @@ static_assert(VECTORS * 16 * THREADS == CHUNK_BYTES && THREADS % WARP == 0, "a c
 
 // ---- keys --------------------------------------------------------------------------------------------------------
 
-// Unsigned integers that order like the values; +0 and -0 are equal, as they are to a comparison. Only a NaN's can be 0.
+// Unsigned integers that order like the values; +0 and -0 are equal, as they are to a comparison. Only a NaN's can
+// be 0.
 DEVICE u32 order_key(float x) {
   const u32 bits = __float_as_uint(x + 0.0f);
   return bits ^ (static_cast<u32>(static_cast<i32>(bits) >> 31) | 0x80000000u);
