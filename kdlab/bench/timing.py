@@ -103,6 +103,7 @@ class Pass:
 
     run: Call
     num_calls: int
+    calls: Sequence[Call]  # kept alive: a graph replays with the addresses of what they hold, and owns none of it
 
 
 def make_pass(calls: Sequence[Call], *, warmup: int = 1, graph: bool = True) -> Pass:
@@ -115,7 +116,7 @@ def make_pass(calls: Sequence[Call], *, warmup: int = 1, graph: bool = True) -> 
         for call in calls:
             call()
 
-    return Pass(run, len(calls))
+    return Pass(run, len(calls), calls)
 
 
 def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]:
@@ -145,7 +146,7 @@ def _graph_pass(calls: Sequence[Call]) -> Pass:
     rounds = min(math.ceil(_MIN_PASS_US / max(pass_us, 1.0)), max(1, _MAX_NODES // len(calls)))
     if rounds > 1:
         once = _capture([*calls] * rounds)
-    return Pass(once.replay, len(calls) * rounds)
+    return Pass(once.replay, len(calls) * rounds, calls)
 
 
 def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:

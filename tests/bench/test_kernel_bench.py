@@ -17,7 +17,7 @@ from kdlab.bench.kernels.case import Arm, Case, relative_error
 from kdlab.bench.kernels.measured import WARM
 from kdlab.bench.timing import WARM_ROTATIONS, Pass
 from kdlab.cli import main
-from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
 from kdlab.kernels.cost import Cost
 from tests.bench.samples import CEILINGS
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -54,7 +54,7 @@ def no_gpu(monkeypatch):
     """Runs the runner without a GPU: a pass takes 10 us, and every round of samples advances no clock."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(runner, "rotations", lambda size: 3)
-    monkeypatch.setattr(runner, "make_pass", lambda calls, graph: Pass([call() for call in calls], len(calls)))
+    monkeypatch.setattr(runner, "make_pass", lambda calls, graph: Pass([call() for call in calls], len(calls), calls))
     monkeypatch.setattr(runner, "sample", lambda passes, seconds: {name: [10.0, 12.0] for name in passes})
 
 
@@ -108,7 +108,7 @@ def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):
     def make_pass(calls, graph):
         if graph and calls[0]() is None:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return Pass(calls[0], 1)
+        return Pass(calls[0], 1, calls)
 
     monkeypatch.setattr(runner, "make_pass", make_pass)
     run = runner._Run(time.monotonic() + 60)
@@ -134,6 +134,16 @@ def test_a_case_that_does_not_fit_the_card_leaves_the_others(no_gpu, monkeypatch
     costs = runner._time_cases(run, [dataclasses.replace(good, make=too_large), good], None)
     assert [case for case, _ in costs] == [good]
     assert "left out, its buffers do not fit" in "".join(run.messages)
+
+
+def test_a_fault_of_the_device_names_its_case(no_gpu, monkeypatch):
+    def sample(passes, seconds):
+        raise RuntimeError("an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(runner, "sample", sample)
+    message = "^verify_attention streams=1 .*: an illegal memory access was encountered$"
+    with pytest.raises(KdlabError, match=message):
+        runner._time_cases(runner._Run(time.monotonic() + 60), [make_case({"cuda": arm(double)})], None)
 
 
 def test_every_case_gets_its_share_of_what_is_left(no_gpu, monkeypatch):

@@ -1,5 +1,9 @@
 """Timing: how many sets, samples and turns (a clock of the test's own), and on a GPU the sanity of what is measured."""
 
+import gc
+import types
+import weakref
+
 import pytest
 import torch
 
@@ -39,7 +43,7 @@ class Clock:
 
 
 def passes(clock, **us):
-    return {name: timing.Pass(clock.call(name, time), 4) for name, time in us.items()}
+    return {name: timing.Pass(clock.call(name, time), 4, []) for name, time in us.items()}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,40 @@ def test_a_slow_arm_is_not_run_on_every_set(monkeypatch):
     assert len(timing._few_enough([clock.call("slow", 8e3)] * 100, warmup=1)) == 3
     assert len(timing._few_enough([clock.call("stuck", 1e6)] * 100, warmup=1)) == 2
     assert len(timing._few_enough([clock.call("quick", 10.0)] * 100, warmup=1)) == 100
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_pass_keeps_alive_what_its_calls_hold(monkeypatch, graph):
+    """A graph holds addresses: memory that only a call held would be another tensor's when the graph is replayed."""
+    Clock(monkeypatch)
+    monkeypatch.setattr(timing, "_capture", lambda calls: types.SimpleNamespace(replay=lambda: None))
+
+    class Held:
+        def __call__(self):
+            pass
+
+    calls = [Held(), Held()]
+    held = [weakref.ref(call) for call in calls]
+    made = timing.make_pass(calls, graph=graph)
+    del calls
+    gc.collect()
+    assert made.num_calls >= 2
+    assert all(call() is not None for call in held)
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_what_its_calls_were_given():
+    sums = torch.zeros(2, device="cuda")
+
+    def make(index):
+        values = torch.full((1024,), index + 1.0, device="cuda")
+        return lambda: sums[index].copy_(values.sum())
+
+    made = timing.make_pass([make(0), make(1)])
+    for _ in range(4):
+        torch.full((1024,), 99.0, device="cuda")  # takes the memory of what was let go
+    made.run()
+    assert sums.tolist() == [1024.0, 2048.0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -157,6 +157,8 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
         except torch.OutOfMemoryError:
             run.messages[f"{case.name}: left out, its buffers do not fit this card's memory"] = None
             torch.cuda.empty_cache()
+        except RuntimeError as failure:  # of the device: nothing can run after it
+            raise KdlabError(f"{case.name}: {_first_line(failure)}") from failure
         set_up_s += 0.3 * (max(0.0, time.monotonic() - begin - budget) - set_up_s)
         if progress is not None:
             progress(done + 1, len(cases))
