@@ -20,8 +20,11 @@ from tests.pairs import golden_prompts, golden_rounds, tiny_pair
 pytestmark = pytest.mark.gpu
 
 SAMPLED = dict(temperature=0.8, seed=3)
-# Logits: bfloat16 keeps 8 bits, the logits of both targets reach 20, and rows of a tree and of a text differ in them.
-NEAR_TIE_MARGIN = {"tiny": 0.5, "bundled": 0.5}
+# Logits (over the temperature where sampled). On these texts plain torch in bfloat16 moves the lead of the best token
+# over the next by up to 0.9 greedy and 1.4 sampled against float32 in the bundled target, whose router's near-ties choose
+# other experts: two correct runs may part by that much, in a few tokens.
+NEAR_TIE_MARGIN = {"tiny": 0.5, "bundled": 1.5}
+NEAR_TIE_SHARE = 0.05
 
 
 @cache
@@ -231,7 +234,7 @@ def test_bf16_output_follows_the_near_tie_rule(name, impl, streams, sampling):
     print(f"\n{text}, {np.mean(run.tokens_per_round):.2f} tokens a round: below the best {histogram(below)};")
     print(f"    lead of the best over the second {histogram(lead)}")
     assert below.max() <= NEAR_TIE_MARGIN[name]
-    assert (below == 0).double().mean() > 0.9
+    assert (below > 0).double().mean() < NEAR_TIE_SHARE
     wrong, _ = margins(pair, run, chosen=lambda ids: ids[1:] + ids[:1], **sampling)
     assert (wrong > NEAR_TIE_MARGIN[name]).double().mean() > 0.3
     assert np.mean(run.tokens_per_round) > (1.5 if sampling else 2)
