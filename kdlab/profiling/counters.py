@@ -23,7 +23,7 @@ COUNTERS = {
     "l1_read": ("l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum", "B", 1.0),
 }
 """What is counted: name, the metric of Nsight Compute, and its unit after multiplying: a sector is 32 bytes. `l1_read`
-counts what threads load; bulk copies (TMA) and cp.async pass it by."""
+counts what threads load, or copy with cp.async; bulk copies (TMA) pass it by."""
 
 _TIMEOUT_S = 180.0
 _FIXES = {
