@@ -7,6 +7,7 @@ from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
 from kdlab.kernels.reference_cache import gather_path
 
 PAGE_SIZE = 64
@@ -90,7 +91,7 @@ def _check_for_kernel(pages: Tensor, block_table: Tensor, prefix_len: Tensor, pa
             raise ShapeError(name, "contiguous int32", f"{tensor.dtype}, strides {tensor.stride()}")
 
 
-@torch.library.custom_op("kdlab::kv_commit", mutates_args=("pages", "gathered"), device_types="cuda")
+@cuda_op("kv_commit", mutates_args=("pages", "gathered"))
 def _kv_commit(
     pages: Tensor,
     block_table: Tensor,

@@ -8,6 +8,7 @@ from kdlab.checks import check_choice, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_cache
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
 
 PAGE_SIZE = 64
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -129,7 +130,7 @@ def _check_for_kernel(kv: Tensor, q_rope: Tensor, floats: dict[str, Tensor], oth
             raise ShapeError(name, "a last axis of stride 1", f"strides {tensor.stride()}")
 
 
-@torch.library.custom_op("kdlab::norm_rope", mutates_args=("pages", "q"), device_types="cuda")
+@cuda_op("norm_rope", mutates_args=("pages", "q"))
 def _norm_rope(
     kv: Tensor,
     q_rope: Tensor,

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.gpu
 
 SAMPLED = dict(temperature=0.8, seed=3)
 # Logits (over the temperature where sampled). On these texts plain torch in bfloat16 moves the lead of the best token
-# over the next by up to 0.9 greedy and 1.4 sampled against float32 in the bundled target, whose router's near-ties choose
-# other experts: two correct runs may part by that much, in a few tokens.
+# over the next by up to 0.9 greedy and 1.4 sampled against float32 in the bundled target, where near-ties of the router
+# choose other experts: two correct runs may part by that much, in a few tokens.
 NEAR_TIE_MARGIN = {"tiny": 0.5, "bundled": 1.5}
 NEAR_TIE_SHARE = 0.05
 
@@ -236,7 +236,7 @@ def test_bf16_output_follows_the_near_tie_rule(name, impl, streams, sampling):
     assert below.max() <= NEAR_TIE_MARGIN[name]
     assert (below > 0).double().mean() < NEAR_TIE_SHARE
     wrong, _ = margins(pair, run, chosen=lambda ids: ids[1:] + ids[:1], **sampling)
-    assert (wrong > NEAR_TIE_MARGIN[name]).double().mean() > 0.3
+    assert (wrong > NEAR_TIE_MARGIN[name]).double().mean() > 0.9
     assert np.mean(run.tokens_per_round) > (1.5 if sampling else 2)
 
 
