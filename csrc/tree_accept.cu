@@ -14,16 +14,20 @@ enum Fault { BAD_SIZE = 1, BAD_PARENT, BAD_ORDER, BAD_DEPTH, BAD_TOKEN, BAD_LINK
 
 constexpr u64 FREE = ~0ull;  // parent and token -1, which is never looked up
 
+constexpr int PLACES = 8;
+
 // Dynamic shared memory, `_shared_bytes` in tree_accept.py.
 struct Plan {
-  u64* table;                                                 // [slots]: (parent, token) of the rows met so far
+  u64* table;                                                 // [slots]: (parent, token) of rows that met another
+  u16* last;                                                  // [PLACES * slots]: row that came last, by hash
   i32 *token, *parent, *depth, *child, *sibling, *target;     // [N], as in global memory
   i32 *links_in;                                              // [N]: how many links lead to a row
   i32 *next;                                                  // [N]: the child that the target agrees with
   i32 *path;                                                  // [N]
   DEVICE Plan(u64* base, int rows, int slots) {
     table = base;
-    token = reinterpret_cast<i32*>(base + slots);
+    last = reinterpret_cast<u16*>(base + slots);
+    token = reinterpret_cast<i32*>(last + PLACES * slots);
     parent = token + rows;
     depth = parent + rows;
     child = depth + rows;
@@ -35,15 +39,30 @@ struct Plan {
   }
 };
 
+DEVICE u32 hash_of(u32 parent, u32 token) {
+  const u32 hash = parent * 0x9e3779b1u + token * 0x85ebca6bu;
+  return hash ^ hash >> 15;
+}
+
 // Whether another row has put the same parent and token into the table. Half of it stays free, so the search ends.
 DEVICE bool seen_before(u64* table, int slots, u32 parent, u32 token) {
   const u64 key = u64(parent) << 32 | token;
-  u32 slot = parent * 0x9e3779b1u + token * 0x85ebca6bu;
-  for (slot ^= slot >> 15;; ++slot) {
+  for (u32 slot = hash_of(parent, token);; ++slot) {
     const u64 old = atomicCAS(&table[slot & (slots - 1)], FREE, key);
     if (old == FREE) return false;
     if (old == key) return true;
   }
+}
+
+// Whether a row has the parent and token of another. Nearly every row finds itself at its place and is done; of rows
+// with equal keys the last one is found by the others, or none is, and then all of them meet in the table.
+DEVICE bool is_twin(const Plan& plan, int row, int size, int slots) {
+  const i32 parent = plan.parent[row], token = plan.token[row];
+  if (parent < 0 || parent >= size) return false;
+  const int other = plan.last[hash_of(parent, token) & (PLACES * slots - 1)];
+  if (other == row) return false;
+  if (plan.parent[other] == parent && plan.token[other] == token) return true;
+  return seen_before(plan.table, slots, parent, token);
 }
 
 // Whether a link of `row` leads to a later row of the tree, whose parent is `family`; counts the links that lead in.
@@ -70,7 +89,7 @@ DEVICE u32 faults_of(const Plan& plan, int row, int size, int slots, int depth_l
   if (parent >= row) faults |= 1u << BAD_ORDER;
   if (depth != i32(u32(plan.depth[parent]) + 1) || depth > depth_limit) faults |= 1u << BAD_DEPTH;
   if (token == plan.target[parent]) plan.next[parent] = row;
-  if (seen_before(plan.table, slots, parent, token)) faults |= 1u << DUPLICATE_CHILD;
+  plan.last[hash_of(parent, token) & (PLACES * slots - 1)] = u16(row);
   return faults;
 }
 
@@ -122,7 +141,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   u32 faults = used > 0 ? 0 : 1u << BAD_SIZE;
   for (int row = thread; row < used; row += blockDim.x) faults |= faults_of(plan, row, used, slots, depth_limit);
   __syncthreads();
-  for (int row = thread; row < used; row += blockDim.x) faults |= plan.links_in[row] == 1 ? 0 : 1u << BAD_LINK;
+  for (int row = thread; row < used; row += blockDim.x) {
+    if (plan.links_in[row] != 1) faults |= 1u << BAD_LINK;
+    if (row > 0 && is_twin(plan, row, used, slots)) faults |= 1u << DUPLICATE_CHILD;
+  }
   faults = __reduce_or_sync(FULL_MASK, faults);
   if (lane_id() == 0 && faults) atomicOr(&all_faults, faults);
   if (thread == 0) num_accepted = walk(plan, min(depth_limit, rows - 1));

@@ -51,16 +51,15 @@ DEVICE float scale_of(const Plan& plan, float floor) {
 DEVICE float floor_of(const Params& p, const Plan& plan, const Common& common) {
   const int depths = lane_id() + 1, nodes = max(p.budget, 1);
   const int stair = cdiv(nodes, depths), side = int(ceilf(exp2f(log2f(float(nodes)) / depths)));
-  const int end = depths <= common.usable ? depths : 0;
-  float best_path = 0, low_stair = 0, low_box = 0;
-  const float *row = plan.log_probs, *stair_end = row + stair - 1, *box_end = row + side - 1;
-  if (end == 0 || stair > p.width) low_stair = -INFINITY_F32;
-  if (end == 0 || side > p.width) low_box = -INFINITY_F32;
-  const int stair_depths = stair <= p.width ? end : 0, box_depths = side <= p.width ? end : 0;
+  const bool deep = depths <= common.usable, has_stair = deep && stair <= p.width, has_box = deep && side <= p.width;
+  const float *row = plan.log_probs, *stair_end = row + min(stair, p.width) - 1;
+  const float* box_end = row + min(side, p.width) - 1;
+  float best_path = 0, low_stair = has_stair ? 0 : -INFINITY_F32, low_box = has_box ? 0 : -INFINITY_F32;
 #pragma unroll 4
   for (int d = 0; d < common.usable; ++d) {
-    if (d < stair_depths) low_stair = fminf(low_stair, best_path + stair_end[d * p.width]);
-    if (d < box_depths) low_box += box_end[d * p.width];
+    const float at_stair = best_path + stair_end[d * p.width], at_box = box_end[d * p.width];
+    low_stair = d < depths ? fminf(low_stair, at_stair) : low_stair;
+    low_box += d < depths ? at_box : 0.0f;
     best_path += row[d * p.width];
   }
   // Lower is always allowed: these sums are rounded, and log-probabilities above 0 count as 0 in scores.
@@ -110,32 +109,38 @@ DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
 struct Offer {
   bool valid;
   double score;
-  u32 link, bound;
+  u32 link, bound, entry_link;
   u64 order;
 };
 
 // Offer number `kind` of entry `at`; the index of a later generation's parent is not known yet.
 DEVICE Offer make_offer(const Params& p, const Plan& plan, const Common& common, int at, int kind) {
+  // No branches: the warp's lanes have different kinds, and all loads shall be under way together.
   const u32 link = plan.link[at], bound = plan.bound[at];
+  const u64 order = plan.order[at];
   const int depth = depth_of(link), rank = rank_of(link), parent = parent_of(link);
   const int before = bound & 0xffff, product = bound >> 16, own = product * (rank + 1);  // of the parent; of the entry
   const bool down = kind < GENERATIONS;
-  const int next = down ? 0 : SIBLINGS * rank + 1 + kind - GENERATIONS;
-  const int row = down ? depth : depth - 1;  // of the first candidate on the way
+  const int row = depth - 1, next = SIBLINGS * rank + 1 + kind - GENERATIONS;
   const int bounded = before + (down ? (kind + 2) * own : product * (next + 1));  // nodes at or before the offer
-  Offer offer = {!(link & EXPANDED) && bounded <= p.budget + 1, 0, 0, bound, plan.order[at]};
-  if (down) offer.valid &= !(link & NO_CHILD) && depth + kind < common.usable;
-  else offer.valid &= depth > 0 && next < common.num_finite[max(row, 0)];
-  const float* from = plan.log_probs + (offer.valid ? row * p.width + next : 0);
-  offer.score = plan.score[down ? at : parent] + double(fminf(from[0], 0.0f));
+  const int finite = common.num_finite[max(row, 0)];
+  const bool deeper = depth + kind < common.usable && !(link & NO_CHILD), wider = depth > 0 && next < finite;
+  Offer offer;
+  offer.entry_link = link;
+  offer.valid = !(link & EXPANDED) && bounded <= p.budget + 1 && (down ? deeper : wider);
+  const int from = offer.valid ? (down ? depth * p.width : row * p.width + next) : 0;
+  offer.score = plan.score[down ? at : parent] + double(fminf(plan.log_probs[from], 0.0f));
 #pragma unroll
   for (int g = 1; g < GENERATIONS; ++g) {
-    if (down && offer.valid && g <= kind) offer.score += double(fminf(from[g * p.width], 0.0f));
+    const bool further = down && offer.valid && g <= kind;
+    const double step = double(fminf(plan.log_probs[further ? from + g * p.width : 0], 0.0f));
+    offer.score += further ? step : 0.0;
   }
-  offer.link = pack_link(down ? at : parent, next, down ? depth + kind + 1 : depth);
-  if (kind < GENERATIONS - 1) offer.link |= NO_CHILD;
-  if (down) offer.bound = (before + (kind + 1) * own) | own << 16;
-  else if (row < ORDER_DEPTHS) offer.order += u64(next - rank) << (8 * (ORDER_DEPTHS - 1 - row));
+  const u32 child = pack_link(at, 0, depth + kind + 1) | (kind < GENERATIONS - 1 ? NO_CHILD : 0);
+  offer.link = down ? child : pack_link(parent, next, depth);
+  offer.bound = down ? (before + (kind + 1) * own) | own << 16 : bound;
+  const bool ordered = !down && row < ORDER_DEPTHS;
+  offer.order = order + (ordered ? u64(next - rank) << (8 * (ORDER_DEPTHS - 1 - row) & 63) : 0);
   return offer;
 }
 
@@ -147,27 +152,28 @@ DEVICE int wait_and_count(int threads, bool yes) {
   return count;
 }
 
-// Take `some` places at the end of the pool. The compiler's own atomicAdd would first add up the lanes that call it.
+// Lane 0 takes `some` places at the end of the pool. The compiler's own atomicAdd would first add up lanes.
 DEVICE int take_places(int* tail, int some) {
-  int place;
-  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(place) : "r"(shared_address(tail)), "r"(some) : "memory");
-  return place;
+  int place = 0;
+  asm volatile("{ .reg .pred p; setp.eq.s32 p, %3, 0; @p atom.shared.add.u32 %0, [%1], %2; }"
+               : "+r"(place) : "r"(shared_address(tail)), "r"(some), "r"(lane_id()) : "memory");
+  return __shfl_sync(FULL_MASK, place, 0);
 }
 
 // The first half of the block: expand entries until none is left or the pool has no room for a step.
 DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
   const int threads = blockDim.x / 2, kind = threadIdx.x % OFFERS, lane = lane_id();
+  const float floor = common.floor, scale = common.scale;
   int count = common.count, head = 0;
   while (head < count && count + threads <= p.capacity) {
     const int at = head + threadIdx.x / OFFERS;
     const int cut = __shfl_sync(FULL_MASK, *const_cast<volatile int*>(&common.cut), 0);  // one for all: it may rise
     Offer offer = make_offer(p, plan, common, min(at, count - 1), kind);
-    const int bin = bin_of(offer.score, common.floor, common.scale);
+    const int bin = bin_of(offer.score, floor, scale);
     const bool valid = offer.valid && at < count && bin >= cut;
     const u32 takers = __ballot_sync(FULL_MASK, valid);
-    int place = lane == 0 && takers ? take_places(&common.tail, __popc(takers)) : 0;
-    place = __shfl_sync(FULL_MASK, place, 0) + __popc(takers & ((1u << lane) - 1));
-    if (kind == 0 && at < count) plan.link[at] |= EXPANDED;
+    const int place = take_places(&common.tail, __popc(takers)) + __popc(takers & ((1u << lane) - 1));
+    if (kind == 0 && at < count) plan.link[at] = offer.entry_link | EXPANDED;
     if (valid) {
       // A later generation's parent took the place before its own.
       if (kind > 0 && kind < GENERATIONS) offer.link += place - 1 - at;
@@ -228,10 +234,16 @@ DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
     const int bin = bin_of(score, common.floor, common.scale), end = plan.next[bin];
     place[e] = end - plan.histogram[bin];
     const int begin = place[e];
+    int equal = 0;
+#pragma unroll 4
     for (int j = begin; j < end; ++j) {
+      const double theirs = plan.score[plan.list[j]];
+      place[e] += theirs > score;
+      equal += theirs == score;
+    }
+    for (int j = begin; equal > 1 && j < end; ++j) {
       const int other = plan.list[j];
-      const double theirs = plan.score[other];
-      place[e] += theirs > score || (theirs == score && other != index[e] && tuple_before(plan, other, index[e]));
+      if (plan.score[other] == score && other != index[e]) place[e] += tuple_before(plan, other, index[e]);
     }
   }
   __syncthreads();
@@ -277,7 +289,7 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
 
 // ---- arrays ------------------------------------------------------------------------------------------------------
 
-// Rows by parent and rank: a hash table that is half empty, so that every search ends.
+// Rows by parent and rank: a hash table that is half empty at least, so that every search ends.
 struct Children {
   static constexpr u32 FREE = ~0u;
   static constexpr int ROW_BITS = 11, NEXT_BITS = RANK_BITS + 1;  // a search may be for one rank more than there are
@@ -310,7 +322,7 @@ DEVICE i32 token_of(const Params& p, const Plan& plan, const Common& common, u32
 // Thread t writes row t + 1, thread 0 the root besides.
 DEVICE void write_rows(const Params& p, const Plan& plan, const Common& common, int num_rows) {
   u16* row_of = reinterpret_cast<u16*>(plan.order);  // [capacity], of an entry
-  const u32 slots = 2u << (31 - __clz(max(2 * p.budget - 1, 1)));
+  const u32 slots = 2u << (31 - __clz(max((p.budget > 256 ? 2 : 4) * p.budget - 1, 1)));
   const Children children = {reinterpret_cast<u32*>(row_of + p.capacity), slots};
   const int thread = threadIdx.x, row = thread + 1;
   const bool exists = row <= p.budget, used = row < num_rows;
@@ -378,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                     next_sibling, logp,      ancestors, num_nodes, nonfinite_rows, missed_mass, truncated,
                     num_depths,   width,     budget,    capacity,  last_id,        whole};
   const Plan plan(shared_memory + COMMON_BYTES / 8, capacity, num_depths, width, budget + 1);
-  if (threadIdx.x < MAX_DEPTH) common.num_finite[threadIdx.x] = width;
+  if (threadIdx.x < MAX_DEPTH) common.num_finite[threadIdx.x] = 0;
   for (int i = threadIdx.x; i < BINS; i += blockDim.x) plan.histogram[i] = 0;
   if (threadIdx.x == 0) {
     common.bad_rows = common.unsorted_rows = 0;
@@ -397,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     __syncthreads();
   }
   if (warp_id() == 0) {
-    const u32 good = good_rows(p, plan, common);
+    const u32 good = good_rows(p, common);
     if (lane_id() == 0) common.usable = __ffs(~good) - 1;
     __syncwarp();
     const float floor = floor_of(p, plan, common);

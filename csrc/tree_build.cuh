@@ -71,35 +71,40 @@ struct Common {
 constexpr int COMMON_BYTES = 1280;
 static_assert(sizeof(Common) <= COMMON_BYTES && COMMON_BYTES % 16 == 0, "Common stands before Plan");
 
-// Read the candidates and note what is unusual about them. Loads come first: they cannot pass stores by themselves.
+// Read the candidates, a warp a row, and note what is unusual about them.
 DEVICE void load_candidates(const Params& p, const Plan& plan, Common& common) {
-  constexpr int AT_ONCE = 4;
-  const int total = p.num_depths * p.width;
-  const float* values = p.log_probs + i64(blockIdx.x) * total;
-  const i32* ids = p.token_ids + i64(blockIdx.x) * total;
-  for (int start = threadIdx.x; start < total; start += AT_ONCE * blockDim.x) {
-    float x[AT_ONCE], next[AT_ONCE];
-    i32 id[AT_ONCE];
+  constexpr int AT_ONCE = 2;  // loads come first: they cannot pass stores by themselves
+  for (int row = warp_id(); row < p.num_depths; row += blockDim.x / WARP) {
+    const i64 first = (i64(blockIdx.x) * p.num_depths + row) * p.width;
+    const float* values = p.log_probs + first;
+    bool bad = false, rises = false;
+    int num_finite = 0;
+    for (int start = lane_id(); start - lane_id() < p.width; start += AT_ONCE * WARP) {
+      float x[AT_ONCE], next[AT_ONCE];
+      i32 id[AT_ONCE];
 #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) {
-      const int i = min(int(start + e * blockDim.x), total - 1);
-      x[e] = values[i];
-      next[e] = values[min(i + 1, total - 1)];
-      id[e] = ids[i];
-    }
+      for (int e = 0; e < AT_ONCE; ++e) {
+        const int i = min(start + e * WARP, p.width - 1);
+        x[e] = values[i];
+        next[e] = values[min(i + 1, p.width - 1)];
+        id[e] = p.token_ids[first + i];
+      }
 #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) {
-      const int i = start + e * blockDim.x;
-      if (i >= total) continue;
-      plan.log_probs[i] = x[e];
-      const bool bad = !(x[e] <= POSITIVE_TOLERANCE) || (x[e] > -INFINITY_F32 && (id[e] < 0 || id[e] > p.last_id));
-      const bool rises = !(x[e] >= next[e]);
-      if (!bad && !rises && x[e] > -INFINITY_F32) continue;
-      const int row = i / p.width, place = i - row * p.width;
-      if (bad) atomicOr(&common.bad_rows, 1u << row);
-      if (x[e] == -INFINITY_F32) atomicMin(&common.num_finite[row], place);
-      if (rises && place + 1 < p.width) atomicOr(&common.unsorted_rows, 1u << row);
+      for (int e = 0; e < AT_ONCE; ++e) {
+        const int i = start + e * WARP;
+        const bool finite = x[e] > -INFINITY_F32;
+        if (i < p.width) plan.log_probs[row * p.width + i] = x[e];
+        bad |= !(x[e] <= POSITIVE_TOLERANCE) || (finite && (id[e] < 0 || id[e] > p.last_id));
+        rises |= !(x[e] >= next[e]);
+        num_finite += __popc(__ballot_sync(FULL_MASK, finite && i < p.width));
+      }
     }
+    bad = __any_sync(FULL_MASK, bad);
+    rises = __any_sync(FULL_MASK, rises);
+    if (lane_id() > 0) continue;
+    common.num_finite[row] = num_finite;
+    if (bad) atomicOr(&common.bad_rows, 1u << row);
+    if (rises) atomicOr(&common.unsorted_rows, 1u << row);
   }
 }
 
@@ -110,28 +115,36 @@ DEVICE void sort_rows(const Params& p, const Plan& plan, Common& common) {
   for (int row = warp_id(); row < p.num_depths; row += blockDim.x / WARP) {
     if (!(common.unsorted_rows >> row & 1) || (common.bad_rows >> row & 1)) continue;
     float* values = plan.log_probs + row * p.width;
-    int num_finite = 0;
     for (int i = lane_id(); i < p.width; i += WARP) {
       const float x = values[i];
       int place = 0;
       for (int j = 0; j < p.width; ++j) place += values[j] > x || (values[j] == x && j < i);
       sorted[place] = x;
       plan.unsorted[row * p.width + place] = u8(i);
-      num_finite += x > -INFINITY_F32;
     }
-    num_finite = warp_sum(num_finite);
-    if (lane_id() == 0) common.num_finite[row] = num_finite;
+    __syncwarp();
     for (int i = lane_id(); i < p.width; i += WARP) values[i] = sorted[i];
     __syncwarp();
   }
 }
 
 // Depths whose row is not bad, as bits; a whole warp calls.
-DEVICE u32 good_rows(const Params& p, const Plan& plan, const Common& common) {
+DEVICE u32 good_rows(const Params& p, const Common& common) {
   const int row = lane_id();
-  const bool good = row < p.num_depths && p.width > 0 && !(common.bad_rows >> row & 1) &&
-                    plan.log_probs[row * p.width] > -INFINITY_F32;
-  return __ballot_sync(FULL_MASK, good);
+  return __ballot_sync(FULL_MASK, row < p.num_depths && common.num_finite[row] > 0) & ~common.bad_rows;
+}
+
+// exp(x) for x of at most about 0, with an error below 1e-16: the library's is several times as long.
+DEVICE double exp_of(float x) {
+  const float kept = fmaxf(x, -60.0f), power = rintf(kept * LOG2_E);
+  const double rest = fma(-double(power), 0.6931471805599453094, double(kept));
+  constexpr double TERMS[] = {1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0,
+                              1 / 40320.0,      1 / 5040.0,      1 / 720.0,      1 / 120.0,     1 / 24.0,
+                              1 / 6.0,          1 / 2.0,         1.0,            1.0};
+  double sum = TERMS[0];
+#pragma unroll
+  for (int i = 1; i < 14; ++i) sum = fma(sum, rest, TERMS[i]);
+  return x < -60.0f ? 0.0 : sum * __longlong_as_double(i64(1023 + int(power)) << 52);
 }
 
 // Whether this lane's word of ids met by its warp is as full as it can be.
@@ -143,15 +156,16 @@ DEVICE bool all_seen(const u32* seen, int width) {
 
 // Some warps meanwhile find the mass outside of each row and whether its ids are 0..K-1; `part` of `parts` is this one.
 DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common, int part, int parts) {
-  const u32 good = good_rows(p, plan, common);
+  const u32 good = good_rows(p, common);
   u32* seen = common.seen[warp_id()];
   for (int row = part; row < p.num_depths; row += parts) {
     if (lane_id() < MAX_WIDTH / 32) seen[lane_id()] = 0;
     __syncwarp();
     const i64 first = (i64(blockIdx.x) * p.num_depths + row) * p.width;
     double mass = 0;
+#pragma unroll 2
     for (int i = lane_id(); i < p.width; i += WARP) {
-      mass += exp(double(plan.log_probs[row * p.width + i]));
+      mass += exp_of(plan.log_probs[row * p.width + i]);
       if (p.whole >= 0) continue;
       const i32 id = p.token_ids[first + i];
       if (id >= 0 && id < p.width) atomicOr(&seen[id / 32], 1u << (id % 32));
@@ -160,8 +174,9 @@ DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common, int pa
     __syncwarp();
     const bool counted = __all_sync(FULL_MASK, all_seen(seen, p.width));
     if (lane_id() > 0) continue;
-    if (!counted || !(fabs(mass - 1) <= MASS_TOLERANCE)) common.looks_whole = 0;
-    p.missed_mass[i64(blockIdx.x) * p.num_depths + row] = good >> row & 1 ? float(fmax(1 - mass, 0.0)) : 1.0f;
+    const bool usable = good >> row & 1;
+    if (!counted || !usable || !(fabs(mass - 1) <= MASS_TOLERANCE)) common.looks_whole = 0;
+    p.missed_mass[i64(blockIdx.x) * p.num_depths + row] = usable ? float(fmax(1 - mass, 0.0)) : 1.0f;
   }
   if (part == 0 && lane_id() == 0) p.nonfinite_rows[blockIdx.x] = p.width > 0 ? p.num_depths - __popc(good) : 0;
 }

@@ -20,7 +20,7 @@ def _num_slots(num_rows: int) -> int:
 
 def _shared_bytes(num_rows: int) -> int:
     """Return the dynamic shared memory of a block, `Plan` in the .cu."""
-    return 9 * 4 * num_rows + 8 * _num_slots(num_rows)
+    return 9 * 4 * num_rows + (8 + 2 * 8) * _num_slots(num_rows)
 
 
 _MOST_SHARED_BYTES = _shared_bytes(MAX_TREE_ROWS)

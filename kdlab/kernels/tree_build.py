@@ -112,7 +112,7 @@ def _as_int32(token_ids: Tensor) -> Tensor:
 
 def _num_threads(budget: int) -> int:
     """Return the threads of a block: one a row at least; more shorten the sort and the writing of large trees."""
-    return next(threads for threads in (256, 512, 1024) if threads >= min(2 * budget, 1024))
+    return next(threads for threads in (512, 1024) if threads >= min(2 * budget, 1024))
 
 
 def _capacity(num_depths: int, width: int, budget: int) -> int:
