@@ -11,8 +11,8 @@
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
-constexpr int TILE_PICKS = 8;            // N of an mma
-constexpr int LISTED = 32 * TILE_PICKS;  // picks of one expert that a block holds at a time
+constexpr int TILE_PICKS = 8;           // N of an mma
+constexpr int LISTED = 8 * TILE_PICKS;  // picks of one expert that a list holds
 
 // Null ids: every pick goes to expert 0 (the shared expert).
 DEVICE int expert_of(const i32* expert_ids, int pick) { return expert_ids ? expert_ids[pick] : 0; }

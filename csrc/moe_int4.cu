@@ -18,14 +18,15 @@
 using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
 using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false, WARPS>;
 
-constexpr int PAD = WARP_ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
+struct List {  // picks of one expert
+  int row[LISTED];     // of x or hidden; those past the last pick of a tile repeat a valid one
+  int target[LISTED];  // where the results go
+  int size;
+};
 
 struct Block {  // shared memory beside the ring of stages
   Tiles<NUM_EXPERTS> tiles;
-  int row[LISTED];     // of x or hidden; those past the last pick of a tile repeat a valid one
-  int target[LISTED];  // where the results go
-  int size;            // picks listed
-  float sums[WARPS][TILE_PICKS][PAD];
+  List lists[STAGES];  // each unit under way may have its own
 };
 
 struct Picks {
@@ -33,39 +34,83 @@ struct Picks {
   int count;
 };
 
-// Where the copies of a block stand: STAGES - 1 slabs before the products.
+// A walk over a block's units that knows which list holds a unit's picks.
 template <typename S>
+struct Walk {
+  Unit<NUM_EXPERTS, S::TILES> at;
+  int expert = -1, window = 0, list = STAGES - 1;
+
+  // To be called for every unit; true when its list is another one than before.
+  DEVICE bool turn() {
+    const int needed = at.pick_tile * TILE_PICKS / LISTED * LISTED;
+    if (at.expert == expert && needed == window) return false;
+    expert = at.expert;
+    window = needed;
+    list = list + 1 == STAGES ? 0 : list + 1;
+    return true;
+  }
+  DEVICE int first() const { return at.pick_tile * TILE_PICKS - window; }  // the tile's first pick in the list
+};
+
+// Where the copies of a block stand: STAGES - 1 slabs before the products.
+template <typename S, typename ListPicks>
 struct Stream {
   const u8 *weights, *scales;  // [E] matrices
+  const Scalar* x;
+  Block& block;
   u8* ring;
   int left;  // units to come
-  Unit<NUM_EXPERTS, S::TILES> at;
+  Walk<S> walk;
+  ListPicks list_picks;
   Copies<S> copies = {};
+  RowCopies<S> rows = {};
   int slab = 0, slot = 0;
 
+  // All threads of the block: copies of the next slab's weights, or rows of x, or both.
+  template <bool WEIGHTS, bool ROWS>
   DEVICE void next() {
     if (left > 0) {
-      if (slab == 0) {
-        constexpr i64 MATRIX = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K * 16);
-        constexpr i64 MATRIX_SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(Scale));
-        copies.find(weights + at.expert * MATRIX, scales + at.expert * MATRIX_SCALES, at.feature_tile);
-      }
-      copies.start(ring + slot * S::BYTES, at.feature_tile, slab);
+      if (slab == 0) find<WEIGHTS, ROWS>();
+      u8* stage = ring + slot * S::BYTES;
+      if (WEIGHTS) copies.start(stage, walk.at.feature_tile, slab);
+      if (ROWS && STAGED_X) rows.start(stage, slab);
       if (++slab == S::SLABS) {
         slab = 0;
         --left;
-        at.next();
+        walk.at.next();
       }
     }
     copy_async_commit();
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
+
+ private:
+  template <bool WEIGHTS, bool ROWS>
+  DEVICE void find() {
+    const auto& at = walk.at;
+    if (walk.turn() && WEIGHTS) {
+      if (warp_id() == 0) list_picks(block.lists[walk.list], at.expert, walk.window);
+      __syncthreads();
+    }
+    if (WEIGHTS) {
+      constexpr i64 MATRIX = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K * 16);
+      constexpr i64 MATRIX_SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(Scale));
+      copies.find(weights + at.expert * MATRIX, scales + at.expert * MATRIX_SCALES, at.feature_tile);
+    }
+    if (ROWS && STAGED_X) {
+      const List& list = block.lists[walk.list];
+      rows.find(x, list.row + walk.first(), min(list.size - walk.first(), TILE_PICKS));
+    }
+  }
 };
 
-// Adds the warps' partial sums and stores them: store(pick of the tile, feature, gate or value, up).
+// Adds the warps' partial sums and stores them: store(pick of the tile, feature, gate or value, up). The sums meet in
+// the place of the last slab, which nobody reads any more once all threads are here.
 template <typename S, typename Store>
-DEVICE void finish(Block& block, const float (&total)[TOTALS], Store store) {
-  each_value(total, [&](int row, int column, float value) { block.sums[warp_id()][column][row] = value; });
+DEVICE void finish(u8* stage, const float (&total)[TOTALS], Store store) {
+  auto sums = reinterpret_cast<float(*)[TILE_PICKS][PAD]>(stage);  // [WARPS]
+  __syncthreads();
+  each_value(total, [&](int row, int column, float value) { sums[warp_id()][column][row] = value; });
   __syncthreads();
 #pragma unroll
   for (int o = threadIdx.x; o < S::TILE_FEATURES * TILE_PICKS; o += THREADS) {
@@ -75,46 +120,11 @@ DEVICE void finish(Block& block, const float (&total)[TOTALS], Store store) {
     float value = 0, up = 0;
 #pragma unroll
     for (int w = 0; w < S::K_WARPS; ++w) {
-      value += block.sums[warp + w][column][row];
-      if (S::GATED) up += block.sums[warp + w][column][row + WARP_FEATURES];
+      value += sums[warp + w][column][row];
+      if (S::GATED) up += sums[warp + w][column][row + WARP_FEATURES];
     }
     store(column, feature, value * VALUE, up * VALUE);
   }
-}
-
-// All slabs of one unit of work.
-template <typename S, typename Store>
-DEVICE void run_unit(Block& block, const Scalar* x, const int* row, Stream<S>& stream, int& slot, Store store) {
-  float total[TOTALS] = {};
-  Rows<S> rows;
-  rows.find(x, row);
-#pragma unroll 1
-  for (int slab = 0; slab < S::SLABS; ++slab) {
-    rows.load(slab);
-    copy_async_wait<STAGES - 2>();
-    __syncthreads();  // this slab has come for all threads, and all have done with the one before, whose place is next
-    stream.next();
-    multiply<S>(total, stream.ring + slot * S::BYTES, rows, slab);
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
-  }
-  finish<S>(block, total, store);
-}
-
-// Lists LISTED picks of an expert, from number `skip` on. All threads of the block.
-template <typename Row, typename Target>
-DEVICE void list_picks(Block& block, const Picks& picks, int expert, int skip, Row row, Target target) {
-  __syncthreads();  // the unit before may still read its picks
-  if (warp_id() == 0) {
-    const auto take = [&](int n, int pick) {
-      block.row[n] = row(pick);
-      block.target[n] = target(pick);
-    };
-    const int size = block.tiles.list(picks.expert_ids, picks.count, expert, skip, take);
-    __syncwarp();
-    for (int n = size + lane_id(); n < round_up(size, TILE_PICKS); n += WARP) block.row[n] = block.row[0];
-    if (lane_id() == 0) block.size = size;
-  }
-  __syncthreads();
 }
 
 // Runs this block's share of all units. x holds rows of K inputs, row(pick) is the one of a pick; ready() returns when
@@ -132,27 +142,46 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   const int share = blockIdx.x % around * BLOCKS_PER_SM + blockIdx.x / around;
   const int first = static_cast<int>(units * share / gridDim.x);
   const int end = static_cast<int>(units * (share + 1) / gridDim.x);
-  Unit<NUM_EXPERTS, S::TILES> at{block.tiles};
-  if (first < end) at.find(first);
-  Stream<S> stream{static_cast<const u8*>(weights), static_cast<const u8*>(scales), ring, end - first, at};
+  Walk<S> walk{{block.tiles}};
+  if (first < end) walk.at.find(first);
+  const auto list_picks = [&](List& list, int expert, int skip) {  // one warp
+    const int size = block.tiles.list(picks.expert_ids, picks.count, expert, skip, [&](int n, int pick) {
+      list.row[n] = row(pick);
+      list.target[n] = target(pick);
+    });
+    __syncwarp();
+    for (int n = size + lane_id(); n < round_up(size, TILE_PICKS); n += WARP) list.row[n] = list.row[0];
+    if (lane_id() == 0) list.size = size;
+  };
+  Stream<S, decltype(list_picks)> stream{
+      static_cast<const u8*>(weights), static_cast<const u8*>(scales), x, block, ring, end - first, walk, list_picks};
+  // The weights are nobody's output, so their copies begin before x is there.
+  auto early = stream;
 #pragma unroll 1
-  for (int i = 0; i < STAGES - 1; ++i) stream.next();
-  if (first >= end) ready();
-  int slot = 0, expert = -1, skip = 0;
-  for (int unit = first; unit < end; ++unit, at.next()) {
-    const int window = at.pick_tile * TILE_PICKS / LISTED * LISTED;
-    if (at.expert != expert || window != skip) {
-      expert = at.expert;
-      skip = window;
-      list_picks(block, picks, expert, skip, row, target);
+  for (int i = 0; i < STAGES - 1; ++i) early.template next<true, false>();
+  ready();
+#pragma unroll 1
+  for (int i = 0; i < STAGES - 1; ++i) stream.template next<false, true>();
+  stream.copies = early.copies;
+  for (int unit = first, slot = 0; unit < end; ++unit, walk.at.next()) {
+    walk.turn();
+    const List& list = block.lists[walk.list];
+    float total[TOTALS] = {};
+    u8* stage = ring;
+#pragma unroll 1
+    for (int slab = 0; slab < S::SLABS; ++slab) {
+      copy_async_wait<STAGES - 2>();
+      __syncthreads();  // this slab has come for all threads, and all have done with the one before: its place is next
+      stream.template next<true, true>();
+      stage = ring + slot * S::BYTES;
+      multiply<S>(total, stage, x, list.row + walk.first(), slab);
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
-    if (unit == first) ready();
-    const int listed = at.pick_tile * TILE_PICKS - skip, size = min(block.size - listed, TILE_PICKS);
-    const auto store_used = [&](int n, int feature, float value, float up) {
-      const int f = at.feature_tile * S::TILE_FEATURES + feature;
-      if (n < size && f < S::FEATURES) store(block.target[listed + n], f, value, up);
-    };
-    run_unit<S>(block, x, block.row + listed, stream, slot, store_used);
+    finish<S>(stage, total, [&](int n, int feature, float value, float up) {
+      const int f = walk.at.feature_tile * S::TILE_FEATURES + feature;
+      const int pick = walk.first() + n;
+      if (pick < list.size && f < S::FEATURES) store(list.target[pick], f, value, up);
+    });
   }
   copy_async_wait<0>();
 }

@@ -12,9 +12,13 @@
 #include "mma.cuh"
 #include "moe_groups.cuh"
 
-constexpr int GROUP = 32;      // inputs that share a scale
-constexpr int WARP_ROWS = 32;  // weight rows of a warp: two tiles of an mma
+constexpr int GROUP = 32;  // inputs that share a scale
+// Weight rows of a warp. Twice as many read each x half as often; where weights are wide a stage would grow too large.
+constexpr int WARP_ROWS = PACKED && DTYPE != 0 ? 64 : 32;
 constexpr int TOTALS = WARP_ROWS * TILE_PICKS / WARP;  // sums of a lane
+constexpr int PAD = WARP_ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
+constexpr int SUM_BYTES = WARPS * TILE_PICKS * PAD * sizeof(float);
+constexpr bool STAGED_X = DTYPE != 0;
 
 __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   int d = 1;
@@ -30,7 +34,7 @@ using Scale = bf16;
 #else
 using Scale = half;
 #endif
-constexpr int MOST_WARP_K = 128;
+constexpr int MOST_WARP_K = 64;
 constexpr int UNIT_K = 32;  // inputs in 16 bytes
 #else
 using Scale = Scalar;
@@ -57,7 +61,10 @@ struct Stage {
   // 16 more bytes a row put the scales of eight rows into different banks.
   static constexpr int SCALE_STRIDE = SCALE_BYTES + (SCALE_BYTES >= 32 ? 16 : 0);
   static constexpr int WEIGHT_BYTES = TILE_ROWS * UNITS * 16;
-  static constexpr int BYTES = WEIGHT_BYTES + (PACKED ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
+  static constexpr int X_AT = WEIGHT_BYTES + (PACKED ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
+  static constexpr int X_UNITS = SLAB * sizeof(Scalar) / 16;
+  static constexpr int X_END = X_AT + (STAGED_X ? TILE_PICKS * X_UNITS * 16 : 0);
+  static constexpr int BYTES = X_END > SUM_BYTES ? X_END : SUM_BYTES;  // partial sums take the place of the last slab
   static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
   static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");
 
@@ -77,6 +84,9 @@ struct Stage {
     const u32 turn = PACKED || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
     return (r * UNITS + (unit ^ turn)) * 16;
   }
+
+  // The same for rows of x, of which a warp reads two by four units at once.
+  static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
 };
 
 // A copy of 4 or 8 bytes goes through L1; cp.async has none of 2.
@@ -99,7 +109,7 @@ template <typename S>
 struct Copies {
   static constexpr int COUNT = S::UNITS * S::TILE_ROWS / THREADS, ROW_STEP = THREADS / S::UNITS;
   static constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
-  static_assert(S::TILE_ROWS * PIECES <= THREADS, "a thread copies one piece of scales at most");
+  static constexpr int SCALE_COPIES = cdiv(S::TILE_ROWS * PIECES, THREADS);
   // Then a thread's rows lie equally far apart in the matrix and in the stage, whatever its first one.
   static constexpr bool EVEN = S::FEATURES % S::TILE_FEATURES == 0 && ROW_STEP % 8 == 0;
   const u8 *weights, *scales;  // first unit and piece of slab 0
@@ -107,8 +117,7 @@ struct Copies {
   DEVICE void find(const u8* matrix, const u8* matrix_scales, int tile) {
     weights = matrix + row_bytes(tile, first_row()) + unit() * 16;
     if constexpr (PACKED) {
-      constexpr i64 ROW = S::K / GROUP * sizeof(Scale);
-      scales = matrix_scales + S::matrix_row(tile, piece_row()) * ROW + piece() * PIECE;
+      scales = matrix_scales + S::matrix_row(tile, piece_row()) * SCALE_ROW + piece() * PIECE;
     }
   }
 
@@ -127,13 +136,19 @@ struct Copies {
       }
     }
     if constexpr (PACKED) {
-      if (threadIdx.x >= S::TILE_ROWS * PIECES) return;
-      u8* scale = stage + S::WEIGHT_BYTES + piece_row() * S::SCALE_STRIDE + piece() * PIECE;
-      copy_few<PIECE>(scale, scales + slab * S::SCALE_BYTES);
+#pragma unroll
+      for (int i = 0; i < SCALE_COPIES; ++i) {
+        const u32 r = piece_row() + i * (THREADS / PIECES);
+        if (r >= S::TILE_ROWS) break;
+        const i64 rows = i ? S::matrix_row(tile, r) - S::matrix_row(tile, piece_row()) : 0;
+        copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece() * PIECE,
+                        scales + rows * SCALE_ROW + slab * S::SCALE_BYTES);
+      }
     }
   }
 
  private:
+  static constexpr i64 SCALE_ROW = S::K / GROUP * sizeof(Scale);
   static DEVICE u32 first_row() { return threadIdx.x / S::UNITS; }
   static DEVICE u32 unit() { return threadIdx.x % S::UNITS; }
   static DEVICE u32 piece_row() { return threadIdx.x / PIECES; }
@@ -141,6 +156,32 @@ struct Copies {
   static DEVICE i64 row_bytes(int tile, u32 r) {
     return static_cast<i64>(S::matrix_row(tile, r)) * (S::K / UNIT_K * 16);
   }
+};
+
+// What one thread copies of the rows of x: the same unit of one row or more. Rows past the last pick are not copied:
+// what they hold reaches only columns that nobody reads.
+template <typename S>
+struct RowCopies {
+  static constexpr int COUNT = cdiv(TILE_PICKS * S::X_UNITS, THREADS);
+  const Scalar* from[COUNT] = {};  // null: nothing to copy
+
+  DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= TILE_PICKS
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      from[i] = r(i) < size ? x + static_cast<i64>(row[r(i)]) * S::K + unit(i) * (16 / sizeof(Scalar)) : nullptr;
+    }
+  }
+
+  DEVICE void start(u8* stage, int slab) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (from[i]) copy_async(shared_address(stage + S::place_x(r(i), unit(i))), from[i] + slab * S::SLAB);
+    }
+  }
+
+ private:
+  static DEVICE int r(int i) { return (threadIdx.x + i * THREADS) / S::X_UNITS; }
+  static DEVICE int unit(int i) { return (threadIdx.x + i * THREADS) % S::X_UNITS; }
 };
 
 template <typename S>
@@ -153,18 +194,7 @@ constexpr float VALUE = 1.0f;
 // ---- float32 rows: column c of the warp's 32 rows stands in total[c], one row a lane -------------------------------
 
 template <typename S>
-struct Rows {
-  const float* x;
-  const int* row;
-  DEVICE void find(const float* all, const int* rows) {
-    x = all;
-    row = rows;
-  }
-  DEVICE void load(int) {}
-};
-
-template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int slab) {
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const float* all, const int* rows, int slab) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int row = m_warp * WARP_ROWS + lane_id();
   const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
@@ -185,7 +215,7 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& row
 #endif
 #pragma unroll
     for (int c = 0; c < TILE_PICKS; ++c) {
-      const float* x = rows.x + static_cast<i64>(rows.row[c]) * S::K + first_k + j;
+      const float* x = all + static_cast<i64>(rows[c]) * S::K + first_k + j;
       float sum = 0;  // short sums that are added up round less than one long one
 #pragma unroll
       for (int i = 0; i < STEP; i += 4) {
@@ -207,6 +237,8 @@ DEVICE void each_value(const float (&total)[TOTALS], Put put) {
 #else
 // ---- 16-bit rows: tensor cores; 16 rows m stand in total[4 m ..] as an mma leaves them ---------------------------
 
+constexpr int EIGHTS = WARP_ROWS / 8;  // a lane's rows: one of each eight
+
 #if !PACKED
 constexpr float VALUE = 1.0f;
 #elif DTYPE == 1
@@ -219,24 +251,12 @@ constexpr u32 SURPLUS = 0xE408E408;  // -(1024 + 8)
 constexpr float VALUE = 1.0f;
 #endif
 
-// The lane's part of the rows that one slab meets: 8 inputs of each group of its warp.
+// The lane's eight inputs of a group of its warp, in its row.
 template <typename S>
-struct Rows {
-  const Scalar* source;
-  uint4 x[S::WARP_GROUPS];
-
-  DEVICE void find(const Scalar* all, const int* rows) {
-    const int first_k = warp_id() % S::K_WARPS * S::WARP_K + lane_id() % 4 * 8;
-    source = all + static_cast<i64>(rows[lane_id() / 4]) * S::K + first_k;
-  }
-
-  DEVICE void load(int slab) {
-#pragma unroll
-    for (int j = 0; j < S::WARP_GROUPS; ++j) {
-      x[j] = *reinterpret_cast<const uint4*>(source + slab * S::SLAB + j * GROUP);
-    }
-  }
-};
+DEVICE uint4 load_x(const u8* stage, int k_warp, int group) {
+  const int unit = (k_warp * S::WARP_GROUPS + group) * 4 + lane_id() % 4;
+  return *reinterpret_cast<const uint4*>(stage + S::place_x(lane_id() / 4, unit));
+}
 
 // d = A B + c.
 DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
@@ -288,7 +308,7 @@ DEVICE void widen(u32 (&pair)[4], u32 word) {
 }
 
 template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int) {
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Scalar*, const int*, int) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const int row = m_warp * WARP_ROWS + g;
@@ -296,20 +316,20 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& row
   static_assert(S::UNITS % S::WARP_GROUPS == 0 && S::place(8, 0) == 8 * S::UNITS * 16, "see the use of `words`");
   struct alignas(sizeof(Scale) * S::WARP_GROUPS) Scales {
     Scale of_group[S::WARP_GROUPS];
-  } scales[4];
+  } scales[EIGHTS];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < EIGHTS; ++i) {
     scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp));
   }
 #pragma unroll
   for (int j = 0; j < S::WARP_GROUPS; ++j) {
-    u32 a[4][4];  // of rows row + 8 i
+    u32 a[EIGHTS][4];  // of rows row + 8 i
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < EIGHTS; ++i) {
       // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
       widen(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
     }
-    const uint4 x = rows.x[j];
+    const uint4 x = load_x<S>(stage, k_warp, j);
     const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
                       __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
     const float zero[4] = {0, 0, 0, 0};
@@ -317,7 +337,7 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& row
     multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0], b[1], zero);
     multiply_from(start, SURPLUS, SURPLUS, 0, 0, b[2], b[3], half_start);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < EIGHTS / 2; ++m) {
       const u32(&low)[4] = a[2 * m], (&high)[4] = a[2 * m + 1];
       float half_d[4], d[4];
       multiply_from(half_d, low[0], high[0], low[1], high[1], b[0], b[1], start);
@@ -331,16 +351,16 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& row
 }
 #else
 template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Rows<S>& rows, int) {
+DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Scalar*, const int*, int) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const int row = m_warp * WARP_ROWS + g;
 #pragma unroll
   for (int j = 0; j < S::WARP_GROUPS; ++j) {
     const int unit = (k_warp * S::WARP_GROUPS + j) * 4 + t;
-    const uint4 x = rows.x[j];
+    const uint4 x = load_x<S>(stage, k_warp, j);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < EIGHTS / 2; ++m) {
       const uint4 low = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m, unit));
       const uint4 high = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m + 8, unit));
       float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * m]);
@@ -356,7 +376,7 @@ template <typename Put>
 DEVICE void each_value(const float (&total)[TOTALS], Put put) {
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < EIGHTS / 2; ++m) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) put(16 * m + g + i / 2 * 8, 2 * t + i % 2, total[4 * m + i]);
   }

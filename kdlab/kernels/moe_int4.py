@@ -18,8 +18,8 @@ from kdlab.kernels.reference import compute_dtype, moe_experts
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DTYPE and SCALE_DTYPE of the sources
 _THREADS = 256
-_WARPS = _THREADS // 32
-_STAGES = 4
+_WARPS, _TILE_PICKS = _THREADS // 32, 8
+_MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
 _ALIGNMENT = 16
 _MAX_EXPERTS, _MAX_PICKS = 1024, 2**21  # shared memory for the counts; 32-bit units of work
@@ -163,7 +163,7 @@ def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | Non
 def _build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int) -> jit.Build:
     """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None)."""
     stage = max(_stage_bytes(dtype, scale, inputs) for inputs in (width, inner))
-    stages = _STAGES if scale is not None or dtype != torch.float32 else _STAGES // 2  # a dense float32 stage is large
+    stages = min(_MAX_STAGES, _RING_BYTES // stage)
     ring = stages * stage
     defines = {
         "DTYPE": _DTYPES[dtype],
@@ -187,14 +187,18 @@ def _blocks_per_sm(dtype: torch.dtype) -> int:
 
 def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int) -> int:
     """Return the bytes of `Stage` in moe_weights.cuh, which asserts that they are enough."""
-    warp_inputs = math.gcd(inputs, 32 if scale is None else 128)
+    packed, narrow = scale is not None, dtype != torch.float32
+    warp_rows = 64 if packed and narrow else 32
+    warp_inputs = math.gcd(inputs, 64 if packed else 32)
     k_warps = math.gcd(inputs // warp_inputs, _WARPS)
-    values = _WARPS * 32 * warp_inputs
-    if scale is None:
-        return values * dtype.itemsize
-    scale_bytes = k_warps * warp_inputs // INT4_GROUP * scale.itemsize
-    stride = scale_bytes + (16 if scale_bytes >= 32 else 0)
-    return values // 2 + -(-_WARPS // k_warps * 32 * stride // 128) * 128
+    rows, slab = warp_rows * _WARPS // k_warps, warp_inputs * k_warps
+    size = rows * slab // 2 if packed else rows * slab * dtype.itemsize
+    if scale is not None:
+        scale_bytes = slab // INT4_GROUP * scale.itemsize
+        size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
+    if narrow:
+        size += _TILE_PICKS * slab * dtype.itemsize
+    return max(size, _WARPS * _TILE_PICKS * (warp_rows + 4) * 4)
 
 
 class _Set(NamedTuple):
