@@ -66,40 +66,49 @@ DEVICE float floor_of(const Params& p, const Plan& plan, const Common& common) {
   return warp_max(fmaxf(low_stair, low_box)) * (1 + 4e-6f) - MAX_DEPTH * POSITIVE_TOLERANCE;
 }
 
-// The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls;
-// with PLACES, `next` gets the number of entries above each bin, and num_sorted those of the cut and above.
-template <bool PLACES>
-DEVICE int highest_cut(const Params& p, const Plan& plan, Common& common) {
-  constexpr int OWN = BINS / WARP;  // bins of a lane, the last lane has the highest
-  int own[OWN], sum = 0;
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) sum += own[i] = const_cast<volatile i32*>(plan.histogram)[lane_id() * OWN + i];
-  int above = -sum;
+// Sum of `value` over this lane and those above.
+DEVICE int sum_upwards(int value) {
 #pragma unroll
   for (int offset = 1; offset < WARP; offset *= 2) {
-    const int higher = __shfl_down_sync(FULL_MASK, sum, offset);
-    if (lane_id() + offset < WARP) sum += higher;
+    const int higher = __shfl_down_sync(FULL_MASK, value, offset);
+    if (lane_id() + offset < WARP) value += higher;
   }
-  above += sum;
-  int mine = -1, reached = 0;
+  return value;
+}
+
+// The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls.
+DEVICE int find_cut(const Params& p, const Plan& plan) {
+  constexpr int OWN = BINS / WARP;  // bins of a lane
+  int own[OWN], sum = 0, cut = 0;
 #pragma unroll
-  for (int i = OWN - 1; i >= 0; --i) {
-    if (PLACES) plan.next[lane_id() * OWN + i] = above;
-    above += own[i];
-    if (mine < 0 && above >= p.budget) {
-      mine = lane_id() * OWN + i;
-      reached = above;
-    }
+  for (int i = 0; i < OWN; ++i) sum += own[i] = const_cast<volatile i32*>(plan.histogram)[lane_id() * OWN + i];
+  int reached = sum_upwards(sum);
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    cut = reached >= p.budget ? lane_id() * OWN + i : cut;
+    reached -= own[i];
   }
-  const int cut = max(__reduce_max_sync(FULL_MASK, mine), 0);
-  if (PLACES && lane_id() == cut / OWN) common.num_sorted = mine < 0 ? above : reached;
-  return cut;
+  return __reduce_max_sync(FULL_MASK, cut);
+}
+
+// The same cut once nobody pushes, the number of entries from it upwards, and of every bin its place in the list.
+DEVICE void place_bins(const Params& p, const Plan& plan, Common& common) {
+  const int bin = threadIdx.x;
+  if (bin >= BINS) return;
+  int higher = 0;
+  for (int i = round_up(bin + 1, WARP) + lane_id(); i < BINS; i += WARP) higher += plan.histogram[i];
+  const int own = plan.histogram[bin], above = __reduce_add_sync(FULL_MASK, higher) + sum_upwards(own) - own;
+  plan.next[bin] = above;
+  if ((above < p.budget || p.budget == 0) && (above + own >= p.budget || bin == 0)) {
+    common.cut = bin;
+    common.num_sorted = above + own;
+  }
 }
 
 // One warp raises the cut while others push: counts only grow, so what it saw is enough.
 DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
   while (!__shfl_sync(FULL_MASK, int(*const_cast<volatile bool*>(&common.grown)), 0)) {
-    const int cut = highest_cut<false>(p, plan, common);
+    const int cut = find_cut(p, plan);
     if (lane_id() == 0) *const_cast<volatile int*>(&common.cut) = cut;
   }
 }
@@ -211,10 +220,7 @@ DEVICE bool tuple_before(const Plan& plan, int a, int b) {
 
 // Fill `list` with the entries that are still of interest, best first.
 DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
-  if (warp_id() == 0) {
-    const int cut = highest_cut<true>(p, plan, common);
-    if (lane_id() == 0) common.cut = cut;
-  }
+  place_bins(p, plan, common);
   __syncthreads();
   // Each entry into the part of the list that belongs to its bin, in any order.
   for (int i = 1 + threadIdx.x; i < common.count; i += blockDim.x) {
@@ -359,22 +365,26 @@ DEVICE void write_rows(const Params& p, const Plan& plan, const Common& common, 
   p.truncated[blockIdx.x] = p.width < p.budget && p.num_depths > 0 && !whole;
 }
 
-// Ancestor bits, a thread a row, as many rows at once as fit where the pool was.
-DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows) {
+DEVICE void wait_for(int threads) { asm volatile("barrier.cta.sync 2, %0;" ::"r"(threads) : "memory"); }
+
+// Ancestor bits by the threads from `first` on, a thread a row, as many rows at once as `bytes` of the pool hold.
+DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows, int first, int bytes) {
   const int rows = p.budget + 1, words = cdiv(rows, 32);
+  const int thread = int(threadIdx.x) - first, threads = int(blockDim.x) - first;
+  if (thread < 0) return;
   u32* tile = reinterpret_cast<u32*>(plan.score);
-  const int at_once = min(p.capacity * PLAN_BYTES / 4 / words, int(blockDim.x));
+  const int at_once = min(bytes / 4 / words, threads);
   u32* out = p.ancestors + i64(blockIdx.x) * rows * words;
   for (int start = 0; start < rows; start += at_once) {
-    const int some = min(at_once, rows - start), row = start + threadIdx.x;
-    __syncthreads();
-    if (int(threadIdx.x) < some) {
-      u32* bits = tile + threadIdx.x * words;
+    const int some = min(at_once, rows - start), row = start + thread;
+    if (thread < some) {
+      u32* bits = tile + thread * words;
       for (int w = 0; w < words; ++w) bits[w] = 0;
       for (int at = row; at < num_rows; at = at > 0 ? plan.up[at] : num_rows) atomicOr(&bits[at / 32], 1u << (at % 32));
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < some * words; i += blockDim.x) out[start * words + i] = tile[i];
+    wait_for(threads);
+    for (int i = thread; i < some * words; i += threads) out[start * words + i] = tile[i];
+    if (start + at_once < rows) wait_for(threads);
   }
 }
 
@@ -435,5 +445,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   }
   const int num_rows = 1 + min(common.num_sorted, budget);
   write_rows(p, plan, common, num_rows);
-  write_ancestors(p, plan, num_rows);
+  // Where half of the block has a thread a row, the other half writes the bits meanwhile, where the scores were.
+  const bool halves = budget < blockDim.x / 2;
+  if (!halves) __syncthreads();
+  write_ancestors(p, plan, num_rows, halves ? blockDim.x / 2 : 0, capacity * (halves ? 8 : PLAN_BYTES));
 }
