@@ -116,6 +116,11 @@ DEVICE void copy_async(u32 shared, const void* global, bool valid = true) {
                : "memory");
 }
 
+// 4 bytes, through L1.
+DEVICE void copy_async4(u32 shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(shared), "l"(global) : "memory");
+}
+
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most PENDING of this thread's groups are still under way. Other threads' copies need a barrier too.

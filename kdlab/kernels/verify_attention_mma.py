@@ -11,9 +11,9 @@ from kdlab.kernels.jit import Build, kernel, num_sms
 DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 TILE_ROWS = 64
 _THREADS = 256
-_PLAN_BYTES = 100_992
-# How tiles are cut (verify_schedule.cuh): a unit is the time of a key block of 16 keys.
-_BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 16, 8, 8
+_PLAN_BYTES = 99_968
+# How tiles are cut (verify_schedule.cuh): a unit is the time of a key block of 32 keys.
+_BLOCK_KEYS, _TILE_UNITS, _MIN_UNITS = 32, 4, 2
 _FIXED_KEYS, _MAX_FIXED_PARTS = 1024, 8
 _CUTS = (("CUT_TILE_UNITS", _TILE_UNITS), ("CUT_MIN_UNITS", _MIN_UNITS), ("CUT_FIXED_KEYS", _FIXED_KEYS))
 _CUT_WORDS = 8  # a row of the table of cut tiles

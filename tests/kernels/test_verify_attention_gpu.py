@@ -52,29 +52,32 @@ def known(prefixes, nodes, heads, **options):
 def forget_known_cases():
     yield
     known.cache_clear()
+    zero_queries.cache_clear()
 
 
 def check(impl, prefixes, nodes, heads, *, fixed_split=False, **options):
     case, (exact, exact_lse), plain = known(tuple(prefixes), tuple(nodes), heads, **options)
     o, lse = attend(case, impl, fixed_split=fixed_split)
-    check_result(o, lse, exact, exact_lse, plain)
+    check_result(o, lse, exact, exact_lse, plain, max(prefixes))
     return o, lse
 
 
-def check_result(o, lse, exact, exact_lse, plain):
+def check_result(o, lse, exact, exact_lse, plain, prefix=0):
     assert o.dtype == plain.dtype
     assert lse.dtype == torch.float32
     assert_within_budget(o, exact, plain, "o")
     unused = exact_lse == -torch.inf
     assert torch.equal(unused, lse == -torch.inf)
-    torch.testing.assert_close(lse.double()[~unused], exact_lse.double()[~unused], atol=2e-5, rtol=2e-6)
+    # A float32 sum of many weights, one after another in the naive kernel, drifts by a rounding each.
+    tolerance = {"atol": 2e-5 + 1e-8 * prefix, "rtol": 2e-6}
+    torch.testing.assert_close(lse.double()[~unused], exact_lse.double()[~unused], **tolerance)
 
 
 @pytest.mark.parametrize("heads", [8, 16, 32, 64])
 def test_rows_and_prefixes_at_tile_edges(impl, heads):
     start = {8: 0, 16: 3, 32: 5, 64: 7}[heads]
     for number, rows in enumerate(ROWS):
-        for step in (0, 4):
+        for step in (0, 4) if heads == 8 else (0,):
             prefix = PREFIXES[(start + number + step) % len(PREFIXES)]
             check(impl, [prefix], [rows], heads, seed=rows)
 
@@ -183,7 +186,7 @@ def test_a_loud_key_is_heard_where_allowed_and_nowhere_else(impl, prefix):
 
 
 def test_far_siblings_over_several_tiles(impl):
-    for seed in range(3):
+    for seed in range(2):
         check(impl, [0, 77, 640], [130, 130, 129], 8, seed=seed)
 
 
@@ -203,18 +206,23 @@ def test_a_chain_equals_causal_attention(impl):
 
 
 def test_zero_queries_give_the_mean_of_what_is_visible(impl):
-    nodes = [1, 2, 3, 4, 31]
-    for first in range(0, 300, 5):
-        case = make_case([first + i for i in range(5)], nodes, 8, parents=chain_parents, seed=first)
-        case = replace(case, q=torch.zeros_like(case.q))
-        o, lse = attend(case, impl)
-        for stream, count in enumerate(nodes):
-            length = first + stream + count  # keys of the last row
-            key = torch.arange(length, device="cuda")
-            rows = case.block_table[stream, key // 64].long() * 64 + key % 64
-            mean = case.pages.view(-1, 576)[rows, :512].double().mean(0)
-            assert (o[stream, count - 1].double() - mean).abs().max() < 4e-3 * (1 + mean.abs().max())
-            assert abs(lse[stream, count - 1, 0].item() - torch.log(torch.tensor(float(length))).item()) < 1e-5
+    """Every length 1 to 300, each a stream of its own."""
+    case = zero_queries()
+    o, lse = attend(case, impl)
+    lengths = torch.arange(1, 301, device="cuda")
+    key = torch.arange(300, device="cuda")
+    rows = case.block_table.long()[:, key // 64] * 64 + key % 64
+    keys = case.pages.view(-1, 576)[rows, :512].double()  # [S, 300, C]
+    visible = (key < lengths[:, None])[..., None]
+    mean = torch.where(visible, keys, 0.0).sum(1) / lengths[:, None]
+    assert (o[:, 0].double() - mean[:, None]).abs().max() < 4e-3 * mean.abs().max()
+    torch.testing.assert_close(lse[:, 0], lengths.float().log()[:, None].expand(-1, 8), atol=1e-5, rtol=1e-6)
+
+
+@cache
+def zero_queries():
+    case = make_case(range(300), [1] * 300, 8)
+    return replace(case, q=torch.zeros_like(case.q))
 
 
 def test_one_graph_serves_other_lengths_and_trees(impl):
