@@ -192,17 +192,18 @@ def test_stars_chains_and_twins(rows):
     tree, target = star(rows), torch.zeros(1, rows, dtype=torch.int32)
     target[0, 0] = rows - 1
     assert assert_kernel_equals_torch(tree, target).path[0, :2].tolist() == [0, rows - 1]
-    for first, second in ((1, rows - 1), (rows // 2, rows // 2 + 1)):
-        if first < second < rows:
-            token = tree.token.clone()
-            token[0, second] = token[0, first]
-            result = assert_kernel_equals_torch(replace(tree, token=token), target)
-            assert result.status.tolist() == [AcceptStatus.DUPLICATE_CHILD]
+    far = torch.arange(rows, dtype=torch.int32).unsqueeze(0) << 20  # tokens that a plain hash puts into few places
+    for tokens in (tree.token, far):
+        assert assert_kernel_equals_torch(replace(tree, token=tokens), target).status.tolist() == [0]
+        for first, second in ((1, rows - 1), (rows // 2, rows // 2 + 1)):
+            if first < second < rows:
+                token = tokens.clone()
+                token[0, second] = token[0, first]
+                result = assert_kernel_equals_torch(replace(tree, token=token), target)
+                assert result.status.tolist() == [AcceptStatus.DUPLICATE_CHILD]
     chain = DraftTree.from_parents([0] * rows, [-1, *range(rows - 1)])
     result = assert_kernel_equals_torch(chain, torch.zeros(1, rows, dtype=torch.int32))
     assert result.length.tolist() == [rows - 1]
-    far = torch.arange(rows, dtype=torch.int32).flip(0) << 20  # tokens that a poor hash puts into one slot
-    assert_kernel_equals_torch(replace(tree, token=far.clamp(min=0).unsqueeze(0)), target)
 
 
 @gpu
