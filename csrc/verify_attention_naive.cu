@@ -45,13 +45,13 @@ extern "C" __global__ void __launch_bounds__(Config::WARPS * WARP, 1) verify_att
     const int behind = key - prefix;  // row of the tree, or negative: a key of the prefix
     if (behind >= 0 && !(bits[behind / 32] >> (behind % 32) & 1)) continue;
     const int page = table[key / Config::PAGE];
-    if (page < 0 || page >= num_pages) continue;
-    const Scalar* kv = pages + (i64(page) * Config::PAGE + key % Config::PAGE) * Config::WIDTH;
+    const bool exists = page >= 0 && page < num_pages;  // else zeros, as everywhere
+    const Scalar* kv = pages + (i64(exists ? page : 0) * Config::PAGE + key % Config::PAGE) * Config::WIDTH;
     float loaded[Config::KEY_PARTS], score = 0.0f;
 #pragma unroll
     for (int i = 0; i < Config::KEY_PARTS; ++i) {
       const int column = i * WARP + lane;
-      loaded[i] = column < Config::WIDTH ? to_float(kv[column]) : 0.0f;
+      loaded[i] = exists && column < Config::WIDTH ? to_float(kv[column]) : 0.0f;
       score += query[i] * loaded[i];
     }
     score = warp_sum(score) * scale_log2;

@@ -109,14 +109,15 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 2) verify_merge(
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 2) verify_merge_prefix(
     const Scalar* __restrict__ o_prefix, const float* __restrict__ lse_prefix, const float* __restrict__ o_partial,
     const float* __restrict__ lse_partial, const i32* __restrict__ prefix_len, const i32* __restrict__ num_nodes,
-    Scalar* __restrict__ o, float* __restrict__ lse, int num_rows, int num_heads) {
+    Scalar* __restrict__ o, float* __restrict__ lse, int num_rows, int num_heads, int capacity) {
   const int stream = blockIdx.y, pair = blockIdx.x * (Config::THREADS / WARP) + warp_id();
   if (pair >= num_rows * num_heads) return;
   const int row = pair / num_heads, head = pair % num_heads;
   const i64 place = i64(stream) * num_rows * num_heads + pair;
   const int tile = stream * cdiv(num_rows * num_heads, Config::TILE_ROWS) + pair / Config::TILE_ROWS;
   const i64 part = i64(tile) * Config::TILE_ROWS + pair % Config::TILE_ROWS;
-  const bool used = row < num_nodes[stream], with_prefix = used && prefix_len[stream] > 0;
+  const int prefix = prefix_len[stream];
+  const bool used = row < min(num_nodes[stream], capacity - prefix), with_prefix = used && prefix > 0;
   const float prefix_lse = with_prefix ? lse_prefix[(i64(stream) * num_heads + head) * num_rows + row] * LOG2_E : 0.0f;
   const float part_lse = used ? lse_partial[part] : -INFINITY_F32;
   float both = -INFINITY_F32;

@@ -13,7 +13,8 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit import PORTABLE, arch_of
+from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
+from kdlab.kernels.jit_ops import cuda_op
 from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive
@@ -21,6 +22,7 @@ from kdlab.kernels.verify_attention_wgmma import run_wgmma
 
 PAGE_SIZE = 64
 IMPLS = ("auto", "reference", "naive", "mma", "wgmma", "flashmla")
+_ALIGNMENT = 16  # of what the kernels copy at once
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LATENT_DIM, ROPE_DIM = 512, 64
 """C and R of the tensor-core kernels: the latent cache of DeepSeek V3 and of Kimi K2.6."""
@@ -47,8 +49,8 @@ def verify_attention(
     Args:
         q: [S, N, H, C + R] f32, bf16 or f16, absorbed and rotated; rows from num_nodes on are not read.
         pages: [P, 64, C + R] in q's dtype, one layer; row i of stream s at its row prefix_len[s] + i.
-        block_table: [S, M] i32, pages of each stream.
-        prefix_len: [S] i32, committed rows, 0 allowed.
+        block_table: [S, M] i32, pages of each stream; keys of a page that is none of the P count as zeros on a GPU.
+        prefix_len: [S] i32, committed rows, 0 allowed; on a GPU lengths are cut to what the block table holds.
         ancestors: [S, N, ceil(N / 32)] u32, row i sees row j where bit j is set; parents stand before children, so no
             row sees rows behind itself. Every used row has its own bit set.
         num_nodes: [S] i32, used rows; 0 for a stream that takes no part.
@@ -95,6 +97,8 @@ def choose_impl(
     """
     if dtype not in (torch.bfloat16, torch.float16) or (latent_dim, rope_dim) != (LATENT_DIM, ROPE_DIM):
         return "reference"
+    if arch in HOPPER and not fixed_split:
+        return "wgmma"
     return "mma" if arch in PORTABLE else "reference"
 
 
@@ -135,7 +139,8 @@ def _check_tensors(
     check_shape("pages", pages, ["P", PAGE_SIZE, sizes["C+R"]])
     if pages.dtype != q.dtype:
         raise ShapeError("pages", f"q's dtype {q.dtype}", pages.dtype)
-    check_shape("block_table", block_table, [sizes["S"], "M"])
+    if check_shape("block_table", block_table, [sizes["S"], "M"])["M"] == 0:
+        raise ShapeError("block_table", "at least one page a stream", list(block_table.shape))
     check_shape("ancestors", ancestors, [sizes["S"], sizes["N"], num_words(sizes["N"])])
     if ancestors.dtype != torch.uint32:
         raise ShapeError("ancestors", "uint32 words", ancestors.dtype)
@@ -174,7 +179,7 @@ def _reference(
     return o.masked_fill_(~used[..., None, None], 0), lse.masked_fill_(~used[..., None], -torch.inf)
 
 
-@torch.library.custom_op("kdlab::verify_attention", mutates_args=(), device_types="cuda")
+@cuda_op("verify_attention")
 def _op(
     q: Tensor,
     pages: Tensor,
@@ -187,6 +192,9 @@ def _op(
     impl: str,
     fixed_split: bool,
 ) -> tuple[Tensor, Tensor]:
+    for name, tensor in (("q", q), ("pages", pages)):
+        if tensor.data_ptr() % _ALIGNMENT and impl != "naive":
+            raise ShapeError(name, f"data at a multiple of {_ALIGNMENT} bytes", hex(tensor.data_ptr()))
     o = q.new_empty([*q.shape[:3], latent_dim])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     launch = _LAUNCH[impl]

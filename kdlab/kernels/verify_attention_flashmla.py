@@ -39,7 +39,7 @@ def run_flashmla(
     """Fill o and lse; shapes as in `verify_attention`, all tensors contiguous, C 512 and R 64.
 
     FlashMLA makes its schedule on the GPU, anew at every call, so there is no host synchronisation, and a captured
-    graph follows the lengths. It trusts them: a prefix beyond the block table reads outside.
+    graph follows the lengths. It trusts them, so they are cut to what the block table holds.
 
     Raises:
         NotSupported: fixed_split (FlashMLA's splits follow the batch), or another dtype than bf16 and f16.
@@ -52,6 +52,8 @@ def run_flashmla(
     if q.dtype not in DTYPE_DEFINE:
         raise NotSupported("q", "bfloat16 or float16 for impl='flashmla'", q.dtype)
     package = load_flashmla()
+    capacity = block_table.shape[1] * pages.shape[1]
+    prefix_len = prefix_len.clamp(0, capacity)
     o_prefix, lse_prefix = package.flash_mla_with_kvcache(
         q, pages.unsqueeze(2), block_table, prefix_len, o.shape[-1], package.get_mla_metadata()[0],
         softmax_scale=scale, causal=False, use_legacy=True,
@@ -61,4 +63,4 @@ def run_flashmla(
     grid = (-(-num_rows * num_heads * 32 // MERGE_THREADS), num_streams)
     merge = kernel(build_merge(q.dtype), "verify_merge_prefix", q.device)
     tensors = (o_prefix, lse_prefix.contiguous(), *parts, prefix_len, num_nodes, o, lse)
-    merge.launch(grid, MERGE_THREADS, *tensors, num_rows, num_heads)
+    merge.launch(grid, MERGE_THREADS, *tensors, num_rows, num_heads, capacity)

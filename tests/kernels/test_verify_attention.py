@@ -76,6 +76,7 @@ def test_random_trees_are_valid():
         ("pages", torch.zeros(12, 64, 32, dtype=torch.bfloat16)),
         ("block_table", torch.zeros(2, 4, dtype=torch.int32)),
         ("block_table", torch.zeros(3, 4)),
+        ("block_table", torch.zeros(3, 0, dtype=torch.int32)),
         ("prefix_len", torch.zeros(2, dtype=torch.int32)),
         ("prefix_len", torch.tensor([0, -1, 0], dtype=torch.int32)),
         ("prefix_len", torch.tensor([0, 10_000, 0], dtype=torch.int32)),
@@ -109,7 +110,8 @@ def test_the_choice_of_a_kernel():
     assert choose_impl(None, bf16, 512, 64) == "reference"
     assert choose_impl("sm_120a", bf16, 512, 64) == "mma"
     assert choose_impl("sm_80", half, 512, 64) == "mma"
-    assert choose_impl("sm_90a", bf16, 512, 64) in ("mma", "wgmma")
+    assert choose_impl("sm_90a", bf16, 512, 64) == "wgmma"
+    assert choose_impl("sm_90a", bf16, 512, 64, fixed_split=True) == "mma"
     assert choose_impl("sm_90a", torch.float32, 512, 64) == "reference"
     assert choose_impl("sm_90a", bf16, 256, 64) == "reference"
     assert choose_impl("sm_75", bf16, 512, 64) == "reference"

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from kdlab.errors import NotSupported, UnsupportedDevice
+from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels.verify_attention import IMPLS, verify_attention
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget, guarded_allocations
 from tests.kernels.verify_cases import SCALE, chain_parents, make_case, with_bit, with_key
@@ -254,8 +254,6 @@ FIELDS = ("q", "block_table", "prefix_len", "ancestors", "num_nodes")
 
 def test_lengths_that_do_not_fit_read_nothing_outside(impl):
     """A prefix beyond the block table, a negative one, too many nodes: no crash, and other streams stay right."""
-    if impl == "flashmla":
-        pytest.skip("FlashMLA trusts the lengths it is given")
     case = make_case([64, 64, 64, 64], [5, 5, 5, 5], 8, seed=8)
     bad = replace(
         case,
@@ -267,9 +265,19 @@ def test_lengths_that_do_not_fit_read_nothing_outside(impl):
     assert_within_budget(o[3], case.expected()[0][3], case.expected(torch.bfloat16)[0][3])
 
 
-def test_opcheck(impl):
-    from kdlab.kernels.verify_attention import _op
+@pytest.mark.parametrize("impl", [impl for impl in KERNELS if impl != "naive"])
+@pytest.mark.parametrize("field", ["q", "pages"])
+def test_data_off_16_bytes_is_refused_and_the_gpu_lives_on(impl, field):
+    case = make_case([5], [3], 8)
+    good = getattr(case, field)
+    shifted = torch.empty(good.numel() + 1, dtype=good.dtype, device="cuda")[1:].view(good.shape)
+    with pytest.raises(ShapeError, match=field):
+        attend(replace(case, **{field: shifted}), impl)
+    torch.cuda.synchronize()
 
+
+def test_opcheck(impl):
     case = make_case([70, 0], [5, 9], 8)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(_op, (*case.tensors, SCALE, case.latent, impl, False), test_utils=tests)
+    op = torch.ops.kdlab.verify_attention.default
+    torch.library.opcheck(op, (*case.tensors, SCALE, case.latent, impl, False), test_utils=tests)
