@@ -21,19 +21,22 @@ def run_bench_kernels(arguments: argparse.Namespace) -> int:
     found = bench_kernels(seconds=arguments.seconds, **chosen, progress=Progress("bench kernels", "cases"))
     if arguments.out:
         write_rows(found.rows, arguments.out)
+    if found.fault:
+        say(f"the device failed at {found.fault}; what was timed before stands")
     table, ceilings = kernel_table(found.rows), _ceilings(found.rows)
     verdicts = verdict_lines(table)
     if arguments.json:
         rows = table.astype(object).where(table.notna(), None).to_dict("records")
-        print_json({"ceilings": ceilings, "rows": rows, "verdicts": verdicts, "messages": found.messages})
-        return 0
+        print_json({"ceilings": ceilings, "rows": rows, "verdicts": verdicts, "messages": found.messages,
+                    "fault": found.fault})  # fmt: skip
+        return 1 if found.fault else 0
     print_table([_printed(row) for row in with_other_modes(table).to_dict("records")])
     print()
     for ceiling in ceilings:
         print(f"{ceiling['of']}: {ceiling['value']:.2f} {ceiling['unit']} ({ceiling['what']})")
     for line in [*verdicts, *found.messages]:
         print(line)
-    return 0
+    return 1 if found.fault else 0
 
 
 def run_bench_counters(arguments: argparse.Namespace) -> int:

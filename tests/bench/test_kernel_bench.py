@@ -17,7 +17,7 @@ from kdlab.bench.kernels.case import Arm, Case, relative_error
 from kdlab.bench.kernels.measured import WARM
 from kdlab.bench.timing import WARM_ROTATIONS, Pass
 from kdlab.cli import main
-from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
+from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.kernels.cost import Cost
 from tests.bench.samples import CEILINGS
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -136,14 +136,17 @@ def test_a_case_that_does_not_fit_the_card_leaves_the_others(no_gpu, monkeypatch
     assert "left out, its buffers do not fit" in "".join(run.messages)
 
 
-def test_a_fault_of_the_device_names_its_case(no_gpu, monkeypatch):
-    def sample(passes, seconds):
+def test_a_fault_of_the_device_ends_the_run_names_its_case_and_keeps_what_was_timed(no_gpu, monkeypatch):
+    good = make_case({"cuda": arm(double)})
+
+    def make(seed):
         raise RuntimeError("an illegal memory access was encountered\nmore")
 
-    monkeypatch.setattr(runner, "sample", sample)
-    message = "^verify_attention streams=1 .*: an illegal memory access was encountered$"
-    with pytest.raises(KdlabError, match=message):
-        runner._time_cases(runner._Run(time.monotonic() + 60), [make_case({"cuda": arm(double)})], None)
+    run = runner._Run(time.monotonic() + 60)
+    costs = runner._time_cases(run, [good, dataclasses.replace(good, make=make), good], None)
+    assert [case for case, _ in costs] == [good]
+    assert run.fault == f"case 2 of 3, {good.name}: an illegal memory access was encountered"
+    assert {row["metric"] for row in run.rows} == {"time_us"}
 
 
 def test_every_case_gets_its_share_of_what_is_left(no_gpu, monkeypatch):

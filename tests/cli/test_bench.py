@@ -41,11 +41,21 @@ def test_one_table_the_ceilings_the_verdicts_and_what_was_cut(ran, capsys, tmp_p
     assert len(read_rows(tmp_path / "rows.parquet")) == len(kernel_rows())
 
 
+def test_a_fault_of_the_device_is_said_and_what_was_timed_is_saved(monkeypatch, capsys, tmp_path):
+    found = kernel_bench.KernelBench(kernel_rows(), (), "case 3 of 9, moe_int4: an illegal memory access")
+    monkeypatch.setattr(kernel_bench, "bench_kernels", lambda **options: found)
+    assert main(["bench", "kernels", "--out", f"{tmp_path}/rows.parquet"]) == 1
+    assert "the device failed at case 3 of 9, moe_int4: an illegal memory access" in capsys.readouterr().err
+    assert (tmp_path / "rows.parquet").exists()
+    assert main(["bench", "kernels", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["fault"] == found.fault
+
+
 def test_json_has_the_same_and_null_for_what_is_not_known(ran, capsys):
     assert main(["bench", "kernels", "--json", "--seconds", "9", "--ops", "moe_int4,tree_build", "--heads", "8"]) == 0
     assert (ran["seconds"], ran["ops"], ran["heads"]) == (9.0, ["moe_int4", "tree_build"], [8])
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"ceilings", "rows", "verdicts", "messages"}
+    assert set(found) == {"ceilings", "rows", "verdicts", "messages", "fault"}
     assert {ceiling["of"] for ceiling in found["ceilings"]} == {"copy", "read", "matrix", "mma.sync", "launch"}
     (host, *_) = [row for row in found["rows"] if row["impl"] == "host heap"]
     assert (host["mode"], host["goal_us"], host["verdict"], host["prefix"]) == ("eager", None, None, None)

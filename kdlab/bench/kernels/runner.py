@@ -42,6 +42,7 @@ class KernelBench:
 
     rows: pd.DataFrame  # of ROWS_FORMAT
     messages: tuple[str, ...]  # what was cut, what could not run, what was refused as wrong
+    fault: str | None = None  # what the device failed with, and at which case; times before it stand
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class _Run:
     rows: list[Row] = field(default_factory=list)
     messages: dict[str, None] = field(default_factory=dict)  # in order, each once
     barred: set[tuple[str, str]] = field(default_factory=set)  # (op, arm) that is wrong or cannot run
+    fault: str | None = None
 
     def bar(self, op: str, arm: str, why: str) -> None:
         self.barred.add((op, arm))
@@ -101,7 +103,7 @@ def bench_kernels(
     parts = f"{compiled_s:.1f} s until all is compiled, {checked_s:.1f} s until all is checked"
     run.messages[f"{len(costs)} cases in {time.monotonic() - begin:.1f} s: {parts}"] = None
     state = state_columns(before, gpu_state(device))
-    return KernelBench(to_frame(run.rows, provenance, state), tuple(run.messages))
+    return KernelBench(to_frame(run.rows, provenance, state), tuple(run.messages), run.fault)
 
 
 def _is_timed(build: Build, arch: str) -> bool:
@@ -157,8 +159,9 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
         except torch.OutOfMemoryError:
             run.messages[f"{case.name}: left out, its buffers do not fit this card's memory"] = None
             torch.cuda.empty_cache()
-        except RuntimeError as failure:  # of the device: nothing can run after it
-            raise KdlabError(f"{case.name}: {_first_line(failure)}") from failure
+        except RuntimeError as failure:  # of the device: nothing can run after it, but what was timed is on the host
+            run.fault = f"case {done + 1} of {len(cases)}, {case.name}: {_first_line(failure)}"
+            break
         set_up_s += 0.3 * (max(0.0, time.monotonic() - begin - budget) - set_up_s)
         if progress is not None:
             progress(done + 1, len(cases))
