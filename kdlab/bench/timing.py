@@ -5,6 +5,7 @@ every call once in order: when a set comes round again the cache has forgotten i
 microseconds a call. Passes are timed with CUDA events; what the host does inside an eager call (copies, a heap) is in.
 """
 
+import contextlib
 import gc
 import math
 import time
@@ -41,12 +42,20 @@ def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.
     Raises:
         UnsupportedDevice: no GPU to ask.
     """
+    if stays_in_cache(bytes_per_set, l2_bytes=l2_bytes, device=device):
+        return WARM_ROTATIONS
+    return max(2, math.ceil(2 * (l2_bytes or _l2_bytes(device)) / bytes_per_set))
+
+
+def stays_in_cache(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.device | None = None) -> bool:
+    """Say whether sets are so small that MAX_ROTATIONS of them do not hold twice the L2 cache; see `rotations`."""
     bytes_per_set = check_int("bytes_per_set", bytes_per_set, minimum=1)
-    if l2_bytes is None:
-        require_gpu("rotations")
-        l2_bytes = int(torch.cuda.get_device_properties(device or torch.cuda.current_device()).L2_cache_size)
-    count = max(2, math.ceil(2 * l2_bytes / bytes_per_set))
-    return count if count <= MAX_ROTATIONS else WARM_ROTATIONS
+    return bytes_per_set * MAX_ROTATIONS < 2 * (l2_bytes or _l2_bytes(device))
+
+
+def _l2_bytes(device: torch.device | None) -> int:
+    require_gpu("rotations")
+    return int(torch.cuda.get_device_properties(device or torch.cuda.current_device()).L2_cache_size)
 
 
 def graph_times_us(calls: Sequence[Call], *, seconds: float = 0.2, warmup: int = 1) -> list[float]:
@@ -172,8 +181,11 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 kept = [call() for call in calls]
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture has failed too, and would hide why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     finally:
         del kept
         if collecting:

@@ -48,9 +48,9 @@ def kernel_rows() -> pd.DataFrame:
         for (name, arm), us in zip(arms.items(), times, strict=True):
             rows.append(error_row(case, name, arm, 0.002))
             if arm.graph:
-                rows.append(time_row(case, name, arm, [us - 1.0, us, us + 1.0], GRAPH))
-                rows.append(time_row(case, name, arm, [0.95 * us], WARM))
-            rows.append(time_row(case, name, arm, [us + 29.0, us + 30.0, us + 31.0], EAGER))
+                rows.append(time_row(case, name, arm, [us - 1.0, us, us + 1.0], GRAPH, warm=False))
+                rows.append(time_row(case, name, arm, [0.95 * us], WARM, warm=True))
+            rows.append(time_row(case, name, arm, [us + 29.0, us + 30.0, us + 31.0], EAGER, warm=False))
         costs.append((case, case.cost({})))
     bounds = bound_rows(costs, rows, CEILINGS, goals=True)
     return to_frame(rows + bounds, PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU"}, {})

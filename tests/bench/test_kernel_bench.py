@@ -15,9 +15,9 @@ from kdlab.bench.kernels import (
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error
 from kdlab.bench.kernels.measured import WARM
-from kdlab.bench.timing import WARM_ROTATIONS, Pass
+from kdlab.bench.timing import Pass
 from kdlab.cli import main
-from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
 from kdlab.kernels.cost import Cost
 from tests.bench.samples import CEILINGS
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -54,6 +54,7 @@ def no_gpu(monkeypatch):
     """Runs the runner without a GPU: a pass takes 10 us, and every round of samples advances no clock."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(runner, "rotations", lambda size: 3)
+    monkeypatch.setattr(runner, "stays_in_cache", lambda size: False)
     monkeypatch.setattr(runner, "make_pass", lambda calls, graph: Pass([call() for call in calls], len(calls), calls))
     monkeypatch.setattr(runner, "sample", lambda passes, seconds: {name: [10.0, 12.0] for name in passes})
 
@@ -86,6 +87,15 @@ def test_right_arms_are_timed_and_wrong_or_failing_ones_are_named(no_gpu):
     assert CEILINGS.floor_us(Cost(1)) == pytest.approx(1.05), "not less than an empty kernel"
 
 
+def test_a_fault_of_the_device_in_a_check_is_one_sentence(no_gpu, monkeypatch):
+    def broken():
+        raise RuntimeError("an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(KdlabError, match=r"failed at the check of verify_attention .*, bad: an illegal memory access"):
+        runner._check(runner._Run(time.monotonic()), make_case({"bad": arm(fails(RuntimeError("x")))}))
+
+
 def test_an_error_of_the_program_is_no_missing_peer(no_gpu):
     with pytest.raises(KeyError):
         runner._check(runner._Run(time.monotonic()), make_case({"bad": arm(lambda inputs: inputs["y"])}))
@@ -98,10 +108,11 @@ def test_an_arm_that_no_graph_holds_is_timed_eager_alone(no_gpu):
 
 
 def test_what_is_warm_anyway_is_not_timed_warm_again(no_gpu, monkeypatch):
-    monkeypatch.setattr(runner, "rotations", lambda size: WARM_ROTATIONS)
+    monkeypatch.setattr(runner, "stays_in_cache", lambda size: True)
     run = runner._Run(time.monotonic() + 60)
     runner._time_cases(run, [make_case({"cuda": arm(double)})], None)
     assert arms_of(run) == [("cuda", "graph"), ("cuda", "eager")]
+    assert {row["note"] for row in run.rows} == {"inputs in the L2 cache"}
 
 
 def test_an_arm_that_cannot_be_captured_leaves_the_others(no_gpu, monkeypatch):

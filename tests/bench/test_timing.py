@@ -53,6 +53,12 @@ def test_enough_sets_to_pass_the_cache_twice_or_a_few_that_never_will(size, coun
     assert timing.rotations(size, l2_bytes=60 * MB) == count
 
 
+def test_eight_sets_that_pass_the_cache_are_cold():
+    assert timing.rotations(13 * MB, l2_bytes=50 * MB) == timing.WARM_ROTATIONS == 8
+    assert not timing.stays_in_cache(13 * MB, l2_bytes=50 * MB)
+    assert timing.stays_in_cache(MB // 8, l2_bytes=50 * MB)
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5])
 def test_a_set_has_a_size(size):
     with pytest.raises(ArgumentError, match="bytes_per_set"):
@@ -170,6 +176,20 @@ def test_a_graph_runs_every_call_once_a_round_and_eager_costs_more():
     assert counters.max() - counters.min() <= 8, "but for the first call, which warms up more often"
     eager = timing.eager_times_us(calls, seconds=0.05)
     assert 0.5 < sorted(graph)[len(graph) // 2] < 0.7 * sorted(eager)[len(eager) // 2]
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_says_why_and_leaves_the_device_well():
+    one = torch.ones(1, device="cuda")
+
+    def stops():
+        raise KeyError("of the call itself")
+
+    with pytest.raises(KeyError, match="of the call itself"):
+        timing._capture([lambda: stops() if torch.cuda.is_current_stream_capturing() else None])
+    with pytest.raises(RuntimeError):
+        timing._capture([one.item])
+    assert float(one + 1) == 2.0
 
 
 @pytest.mark.gpu

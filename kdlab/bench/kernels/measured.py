@@ -25,10 +25,11 @@ Row = dict[str, Any]
 GRAPH, WARM, EAGER = "graph", "graph, warm cache", "eager"
 
 
-def time_row(case: Case, name: str, arm: Arm, samples: Sequence[float], mode: str) -> Row:
-    """One arm's times; `method` says whether it is kdlab's own or a peer."""
+def time_row(case: Case, name: str, arm: Arm, samples: Sequence[float], mode: str, *, warm: bool) -> Row:
+    """One arm's times; `method` says whether it is kdlab's own or a peer, the note if the cache held its inputs."""
+    method, note = "own" if arm.own else "peer", "inputs in the L2 cache" if warm else None
     rounded = [round(sample, 3) for sample in samples]
-    return _row(case, "time_us", "us", samples=rounded, impl=name, method="own" if arm.own else "peer", graph=mode)
+    return _row(case, "time_us", "us", samples=rounded, impl=name, method=method, graph=mode, note=note)
 
 
 def error_row(case: Case, name: str, arm: Arm, error: float) -> Row:

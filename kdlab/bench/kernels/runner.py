@@ -14,7 +14,7 @@ from kdlab.bench.kernels.goals import GOAL_GPU
 from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM, Row, bound_rows, ceiling_row, error_row, time_row, to_frame
 from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of
 from kdlab.bench.rows import state_columns
-from kdlab.bench.timing import WARM_ROTATIONS, Call, Pass, make_pass, require_gpu, rotations, sample
+from kdlab.bench.timing import Call, Pass, make_pass, require_gpu, rotations, sample, stays_in_cache
 from kdlab.checks import check_choice, check_float
 from kdlab.errors import ArgumentError, KdlabError
 from kdlab.kernels.builds import all_builds
@@ -118,6 +118,14 @@ def _check_chosen(name: str, chosen: Sequence[object], known: Sequence[object]) 
         check_choice(name, value, known)
 
 
+def _raise_fault(where: str) -> None:
+    """End the run where the device has failed for good: such an error is no arm's alone."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as failure:
+        raise KdlabError(f"bench kernels: the device failed at {where}: {_first_line(failure)}") from failure
+
+
 def _chosen_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
     every = [case for op in ops for case in cases_of(op, heads)]
     chosen = [case for case in every if whole or case.default]
@@ -136,7 +144,7 @@ def _check(run: _Run, case: Case) -> None:
             out = arm.run(arm.prepare(inputs) if arm.prepare else inputs)
             error = arm.error(case.make(0), out)  # fresh, as an arm may write its inputs
         except _FAILURES as failure:
-            torch.cuda.synchronize()  # an error that stays is no arm's alone: it ends the run here
+            _raise_fault(f"the check of {case.name}, {name}")
             run.bar(case.op, name, f"cannot run: {_first_line(failure)}")
             continue
         run.rows.append(error_row(case, name, arm, error))
@@ -171,15 +179,15 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
 def _time_case(run: _Run, case: Case, seconds: float) -> Cost:
     """Time all arms of a case that are not barred; returns the mean cost of the buffer sets."""
     count = max(2, min(rotations(case.set_bytes), _MOST_SET_BYTES // case.set_bytes))
-    sets = [case.make(seed) for seed in range(count)]
+    sets, tiny = [case.make(seed) for seed in range(count)], stays_in_cache(case.set_bytes)
     arms = {name: arm for name, arm in case.arms.items() if arm.timed and (case.op, name) not in run.barred}
-    # One set over and over shows what the cache would add to a time; sets that never leave it show it anyway.
-    for mode, share in ((GRAPH, 0.65), (WARM, 0.15 if count != WARM_ROTATIONS else 0.0), (EAGER, 0.2)):
+    # One set over and over shows what a warm cache takes off a time; sets that never leave it show it anyway.
+    for mode, share in ((GRAPH, 0.65), (WARM, 0.0 if tiny else 0.15), (EAGER, 0.2)):
         able = {name: arm for name, arm in arms.items() if share and (arm.graph or mode == EAGER)}
         passes = _passes(run, case, able, sets[:1] if mode == WARM else sets, mode)
         if passes:
             for name, samples in sample(passes, share * seconds).items():
-                run.rows.append(time_row(case, name, arms[name], samples, mode))
+                run.rows.append(time_row(case, name, arms[name], samples, mode, warm=tiny or mode == WARM))
     costs = [case.cost(inputs) for inputs in sets]
     return Cost(*(round(sum(parts) / len(costs)) for parts in zip(*((c.bytes, c.flops) for c in costs), strict=True)))
 
