@@ -86,6 +86,34 @@ class Kernel:
         else:
             self._queue(config, values)
 
+    def max_clusters(self, block: int, shared_bytes: int, cluster: int) -> int:
+        """Return how many clusters of `cluster` blocks run at once on this GPU.
+
+        Args:
+            block: threads of a block.
+            shared_bytes: dynamic shared memory of a block.
+            cluster: blocks of a cluster.
+
+        Raises:
+            LaunchError: the driver refused.
+        """
+        from cuda.bindings import driver
+
+        self._allow_shared(shared_bytes)
+        attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes, config.attrs, config.numAttrs = shared_bytes, [attribute], 1
+        status, function = driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle)))
+        if status == driver.CUresult.CUDA_SUCCESS:
+            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"{self.name}: clusters of {cluster} blocks were refused ({status.name})")
+        return int(count)
+
     def _queue(self, config: Any, values: list[Any]) -> None:
         # What torch's own compiled code asks for the stream: 0.2 us, where torch.cuda.current_stream takes 3.5.
         stream = _stream(torch._C._cuda_getCurrentRawStream(self._index))
