@@ -1,6 +1,7 @@
 """The kernel benchmark: wrong arms refused, time shared out, floors and goals in the rows; on a GPU a short run."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from kdlab.bench.kernels import (
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error
 from kdlab.bench.kernels.measured import WARM
+from kdlab.bench.kernels.suite import in_turns
 from kdlab.bench.timing import Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
@@ -192,7 +194,8 @@ def test_bad_choices_are_refused_before_a_gpu_is_asked_for(options, name):
 def made_up_card(no_gpu, monkeypatch):
     """A card whose name is `card["gpu"]`, two cases an op, one of them for long runs alone, and a wrong peer."""
     card = {"gpu": "NVIDIA H200"}
-    arms = {"cuda": arm(double, goal=True), "wrong": arm(lambda inputs: 3 * inputs["x"], own=False)}
+    wrong = arm(lambda inputs: 3 * inputs["x"], own=False)
+    arms = {"cuda": arm(double, goal=True), "wrong": wrong, "slow": arm(double, short=False)}
     case = make_case(arms)
     cases = [case, dataclasses.replace(case, sizes={**case.sizes, "rows": 65}, default=False)]
     monkeypatch.setattr(runner, "require_gpu", lambda what: None)
@@ -212,14 +215,23 @@ def test_a_short_run_from_end_to_end(made_up_card):
     assert set(table["impl"]) == {"cuda"}
     text = "\n".join(found.messages)
     assert "wrong: WRONG, not timed" in text
-    assert "short run: 1 of 2 cases" in text
-    assert "1 cases in 0.0 s" in text
+    assert "short run: 1 of 2 cases; without warm caches, nor at large sizes: verify_attention, slow" in text
+    assert set(table["mode"]) == {"graph", "eager"}
+    assert re.search(r"1 cases in 0\.\d s: 0\.\d s until all is compiled, 0\.\d s until all is checked", text)
     assert table["floor_us"].iloc[0] == pytest.approx(2.0)
+
+
+def test_ops_and_heads_take_turns_so_that_a_cut_leaves_something_of_each():
+    lists = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
+    assert in_turns(lists) == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
 def test_a_long_run_has_every_case_and_goals_are_judged_on_their_card_alone(made_up_card):
     found = bench_kernels(seconds=300.0, ops=["moe_int4"])
-    assert set(kernel_table(found.rows)["rows"]) == {3, 65}
+    table = kernel_table(found.rows)
+    assert set(table["rows"]) == {3, 65}
+    assert set(table["impl"]) == {"cuda", "slow"}
+    assert set(table["mode"]) == {"graph", WARM, "eager"}
     assert "short run" not in "".join(found.messages)
     made_up_card["gpu"] = "NVIDIA RTX"
     other = bench_kernels(ops=["moe_int4"])

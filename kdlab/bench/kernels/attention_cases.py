@@ -27,8 +27,11 @@ _DEFAULT = {
 }
 _FIXED_SPLIT = {(1, 33, 4096), (8, 33, 4096)}  # where what `fixed_split` costs is shown
 _LIMIT, _PEER_LIMIT = 2e-2, 5e-2  # of a row's error: bf16 keeps 8 bits of every probability and of the output
-_NAIVE_PREFIX, _NAIVE_WORK = 4096, 8 * 33 * 4096
-_SDPA_WORK = 8 * 33 * 4096
+_NAIVE_PREFIX = 4096
+_SHORT_WORK, _SLOW_WORK = (
+    33 * 4096,
+    8 * 33 * 4096,
+)  # streams x rows x prefix that slow arms get in a short and a long run
 _WIDTH = LATENT + ROPE
 
 
@@ -57,19 +60,23 @@ def attention_case(streams: int, rows: int, prefix: int, heads: int, *, default:
 
     cost = verify_attention_cost(rows, [prefix] * streams, heads)
     sizes = {"streams": streams, "rows": rows, "prefix": prefix, "heads": heads}
-    arms = {impl: _own_arm(impl) for impl in _impls(streams * rows * prefix, prefix)}
+    work = streams * rows * prefix
+    arms = {impl: _own_arm(impl) for impl in _impls(work, prefix)}
     if (streams, rows, prefix) in _FIXED_SPLIT:
         arms["mma fixed split"] = _own_arm("mma", fixed_split=True)
     arms["flashmla prefix"] = Arm(_flashmla, _prefix_error, _PEER_LIMIT, prepare=_with_schedule, own=False)
-    if streams * rows * prefix <= _SDPA_WORK:
+    if work <= _SLOW_WORK:
         arms["torch sdpa"] = Arm(_sdpa, _sdpa_error, _PEER_LIMIT, prepare=_dense, own=False)
+    for name in ("naive", "torch sdpa"):
+        if name in arms:
+            arms[name] = dataclasses.replace(arms[name], short=work <= _SHORT_WORK)
     arms["torch"] = dataclasses.replace(_own_arm("reference"), own=False, timed=False)
     return Case("verify_attention", sizes, make, arms, lambda _: cost, cost.bytes, default)
 
 
 def _impls(work: int, prefix: int) -> list[str]:
     """The naive kernel reads the cache once a row and head: large sizes would take the benchmark's whole time."""
-    within = prefix <= _NAIVE_PREFIX and work <= _NAIVE_WORK
+    within = prefix <= _NAIVE_PREFIX and work <= _SLOW_WORK
     return [impl for impl in IMPLS if impl not in ("auto", "reference") and (impl != "naive" or within)]
 
 

@@ -30,6 +30,7 @@ class Arm:
     prepare: Callable[[Inputs], Inputs] | None = None  # data in the layout that the arm wants; not timed
     own: bool = True  # kdlab's kernel, else a peer
     timed: bool = True  # else it only shows its error beside the others'
+    short: bool = True  # quick enough for a short run
     goal: bool = False  # the arm that a user gets, and that the goal is about
 
 

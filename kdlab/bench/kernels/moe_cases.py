@@ -103,7 +103,8 @@ def moe_case(rows: int, weights: Weights, *, shared: bool, default: bool = True)
     }
     if rows <= _MOST_PEER_ROWS and not shared:
         # The host groups the rows, so no graph can hold it.
-        arms["cublas bf16"] = Arm(cublas, cublas_error, _LIMIT, graph=False, own=False)
+        quick = weights.width < EXPERT_WIDTH  # 34 GB of weights take a second to make
+        arms["cublas bf16"] = Arm(cublas, cublas_error, _LIMIT, graph=False, own=False, short=quick)
     distinct = min(weights.num_experts, rows * EXPERTS_A_TOKEN)
     sizes = {"streams": 1, "rows": rows, "width": weights.width, "shared": shared, "routing": "uniform"}
     return Case("moe_int4", sizes, make, arms, cost, distinct * 2 * HIDDEN * weights.width, default)

@@ -12,7 +12,7 @@ from kdlab.bench.kernels.case import Arm, Case, Inputs
 from kdlab.bench.kernels.ceilings import measure_ceilings
 from kdlab.bench.kernels.goals import GOAL_GPU
 from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM, Row, bound_rows, ceiling_row, error_row, time_row, to_frame
-from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of
+from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of, in_turns
 from kdlab.bench.rows import state_columns
 from kdlab.bench.timing import Call, Pass, make_pass, require_gpu, rotations, sample, stays_in_cache
 from kdlab.checks import check_choice, check_float
@@ -48,6 +48,7 @@ class KernelBench:
 @dataclass(slots=True)
 class _Run:
     deadline: float
+    whole: bool = True  # every case, arm and mode
     rows: list[Row] = field(default_factory=list)
     messages: dict[str, None] = field(default_factory=dict)  # in order, each once
     barred: set[tuple[str, str]] = field(default_factory=set)  # (op, arm) that is wrong or cannot run
@@ -85,7 +86,7 @@ def bench_kernels(
     _check_chosen("heads", heads, HEADS)
     require_gpu("bench kernels")
     begin, device = time.monotonic(), torch.device("cuda")
-    run = _Run(begin + seconds)
+    run = _Run(begin + seconds, whole=seconds >= WHOLE_SECONDS)
     provenance, before, arch = run_provenance(device="cuda", dtype="bfloat16"), gpu_state(device), arch_of(device)
     compile_all([(build, arch) for build in all_builds() if _is_timed(build, arch)], workers=_COMPILERS)
     compiled_s = time.monotonic() - begin
@@ -94,7 +95,7 @@ def bench_kernels(
     for case in (case for op in ops for case in checks_of(op, tuple(heads))):
         _check(run, case)
     checked_s = time.monotonic() - begin
-    cases = _chosen_cases(run, ops, tuple(heads), whole=seconds >= WHOLE_SECONDS)
+    cases = _chosen_cases(run, ops, tuple(heads))
     costs = _time_cases(run, cases, progress)
     judged = GOAL_GPU in str(provenance["gpu"])
     if not judged:
@@ -126,11 +127,15 @@ def _raise_fault(where: str) -> None:
         raise KdlabError(f"bench kernels: the device failed at {where}: {_first_line(failure)}") from failure
 
 
-def _chosen_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...], *, whole: bool) -> list[Case]:
-    every = [case for op in ops for case in cases_of(op, heads)]
-    chosen = [case for case in every if whole or case.default]
-    if len(chosen) < len(every):
-        run.messages[f"short run: {len(chosen)} of {len(every)} cases; --seconds 300 has all"] = None
+def _chosen_cases(run: _Run, ops: Sequence[str], heads: tuple[int, ...]) -> list[Case]:
+    every = {op: cases_of(op, heads) for op in ops}
+    if run.whole:
+        return in_turns(every.values())
+    chosen = in_turns([case for case in cases if case.default] for cases in every.values())
+    slow = {f"{case.op}, {name}" for case in chosen for name, arm in case.arms.items() if not arm.short}
+    words = f"short run: {len(chosen)} of {sum(map(len, every.values()))} cases; without warm caches"
+    words += f", nor at large sizes: {'; '.join(sorted(slow))}" if slow else ""
+    run.messages[f"{words} (--seconds {WHOLE_SECONDS:g} or more has all)"] = None
     return chosen
 
 
@@ -180,9 +185,13 @@ def _time_case(run: _Run, case: Case, seconds: float) -> Cost:
     """Time all arms of a case that are not barred; returns the mean cost of the buffer sets."""
     count = max(2, min(rotations(case.set_bytes), _MOST_SET_BYTES // case.set_bytes))
     sets, tiny = [case.make(seed) for seed in range(count)], stays_in_cache(case.set_bytes)
-    arms = {name: arm for name, arm in case.arms.items() if arm.timed and (case.op, name) not in run.barred}
+    arms = {
+        name: arm
+        for name, arm in case.arms.items()
+        if arm.timed and (arm.short or run.whole) and (case.op, name) not in run.barred
+    }
     # One set over and over shows what a warm cache takes off a time; sets that never leave it show it anyway.
-    for mode, share in ((GRAPH, 0.65), (WARM, 0.0 if tiny else 0.15), (EAGER, 0.2)):
+    for mode, share in ((GRAPH, 0.65), (WARM, 0.15 if run.whole and not tiny else 0.0), (EAGER, 0.2)):
         able = {name: arm for name, arm in arms.items() if share and (arm.graph or mode == EAGER)}
         passes = _passes(run, case, able, sets[:1] if mode == WARM else sets, mode)
         if passes:

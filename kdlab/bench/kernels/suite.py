@@ -1,6 +1,7 @@
 """Which cases the kernel benchmark has: all, the few of a short run, and the small ones that check every arm first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from kdlab.bench.kernels import attention_cases, cache_cases, logits_cases, moe_cases, tree_cases
 from kdlab.bench.kernels.case import EXPERT_WIDTH, Case
@@ -26,7 +27,12 @@ OPS = tuple(_CASES)
 
 def cases_of(op: str, heads: tuple[int, ...]) -> list[Case]:
     """Return every case of an op, those of a short run among them; nothing is allocated yet."""
-    return [case for some in (heads if op in _PER_HEADS else heads[:1]) for case in _CASES[op](some)]
+    return in_turns(list(_CASES[op](some)) for some in (heads if op in _PER_HEADS else heads[:1]))
+
+
+def in_turns(lists: Iterable[Sequence[Case]]) -> list[Case]:
+    """Return the first of each list, the second of each, and so on: where time runs out, the start of all is done."""
+    return [case for turn in zip_longest(*lists) for case in turn if case is not None]
 
 
 def checks_of(op: str, heads: tuple[int, ...]) -> list[Case]:

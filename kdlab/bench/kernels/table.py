@@ -37,7 +37,10 @@ def kernel_table(rows: pd.DataFrame) -> pd.DataFrame:
         raise ArgumentError("rows", "rows of one run", f"{times['run_id'].nunique(dropna=False)} runs")
     floors = _values(rows[rows["metric"] == "floor_us"])
     goals = _values(rows[rows["metric"] == "goal_us"], "impl")
-    return pd.DataFrame([_line(row, floors, goals) for row in times.to_dict("records")])
+    table = pd.DataFrame([_line(row, floors, goals) for row in times.to_dict("records")])
+    return table.sort_values(
+        "op", key=lambda ops: ops.map(list(dict.fromkeys(ops)).index), kind="stable", ignore_index=True
+    )
 
 
 def graph_times(table: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from kdlab.tree import DraftTree, accept, build_best_first
 _SPREADS = {"peaked": 4.0, "flat": 0.05}
 """Standard deviation of the candidates' logits: a draft that is sure of itself, and one that knows nothing."""
 _BUDGETS, _LONG_BUDGETS = (64, 256, 1024), (16, 32, 128, 512)
-_MOST_HOST_NODES = 2048  # beyond it the heap takes tens of milliseconds
+_SHORT_HOST_NODES, _MOST_HOST_NODES = 512, 2048  # beyond them the heap takes milliseconds, and tens of them
 _FIELDS = ("token", "parent", "depth", "logp", "rank", "num_nodes", "ancestors", "first_child", "next_sibling")
 
 
@@ -45,7 +45,8 @@ def build_case(
 
     arms = {"cuda": Arm(lambda inputs: tree_build(inputs["log_probs"], inputs["token_ids"], budget), error, goal=True)}
     if streams * budget <= _MOST_HOST_NODES:
-        arms["host heap"] = Arm(lambda inputs: host(inputs).to("cuda"), error, graph=False, own=False)
+        quick = streams * budget <= _SHORT_HOST_NODES
+        arms["host heap"] = Arm(lambda inputs: host(inputs).to("cuda"), error, graph=False, own=False, short=quick)
     sizes = {"streams": streams, "budget": budget, "draft": spread, "depth": depth, "k": k}
     cost = tree_build_cost(streams, depth, k, budget)
     return Case("tree_build", sizes, make, arms, lambda _: cost, cost.bytes, default)
