@@ -75,8 +75,8 @@ struct State {
   float sum[4];                             // of rows 16 m + 8 h + lane / 4 at 2 m + h, over this lane's keys
 };
 
-// Place of a thread, and addresses in shared memory that follow from it. Of a key block a warp takes the tiles of 8 keys
-// in the order member, member + 1, ... (mod 4), so that the first is the one it finishes.
+// Place of a thread, and addresses in shared memory that follow from it. Of a key block a warp takes the tiles of 8
+// keys in the order member, member + 1, ... (mod 4), so that the first is the one it finishes.
 struct Warp {
   int group, member, lane;
   u32 key_fragment[2], value_fragment;  // of stage 0, for ldmatrix: its first two tiles, its last two; values
@@ -343,6 +343,8 @@ DEVICE void attend(const Params& p, const Sizes& sizes, Plan& plan, const Warp& 
     }
     softmax(p, sizes, plan, w, state, count, own);
     add_values(w, state, count);
+    // NOTE: one lane arrives for its warp, whose reads __syncwarp puts before it. compute-sanitizer's racecheck follows
+    // only a thread's own arrivals, and reports the copies that wait for this as hazards.
     __syncwarp();
     if (w.lane == 0) barrier_arrive(shared_address(&plan.freed[count % Config::STAGES]));
   }

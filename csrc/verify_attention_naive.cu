@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(Config::WARPS * WARP, 1) verify_att
 
   const int capacity = table_width * Config::PAGE;
   const int prefix = min(max(prefix_len[stream], 0), capacity);
-  const bool used = row < num_nodes[stream];
+  const bool used = row < min(num_nodes[stream], capacity - prefix);
   const int num_keys = used ? min(prefix + row + 1, capacity) : 0;  // a row never sees rows behind itself
 
   float query[Config::KEY_PARTS];

@@ -33,7 +33,8 @@ struct Partial {
   }
 };
 
-// 0 and -inf for the rows that no stream uses, shared by all blocks.
+// 0 and -inf for the rows that no stream uses, shared by all blocks. It may run before grid_dependency_wait: the kernel
+// before is launched without overlap, so that whatever read these rows earlier has ended, and writes none of them.
 DEVICE void clear_unused_rows(const Sizes& sizes, Scalar* o, float* lse) {
   const int all = sizes.num_streams * sizes.num_rows;
   for (int i = blockIdx.y * gridDim.x + blockIdx.x; i < all; i += gridDim.x * gridDim.y) {

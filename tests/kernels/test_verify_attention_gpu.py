@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 KERNELS = [impl for impl in IMPLS if impl not in ("auto", "reference")]
 FIXED = [impl for impl in KERNELS if impl in ("naive", "mma")]
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+MOST_ROWS = {8: 129, 16: 129, 32: 65, 64: 33}  # a tile is 64 (row, head) pairs, whatever the heads
 PREFIXES = (0, 1, 63, 64, 65, 127, 128, 129, 1000, 4096)
 
 
@@ -76,7 +77,7 @@ def check_result(o, lse, exact, exact_lse, plain, prefix=0):
 @pytest.mark.parametrize("heads", [8, 16, 32, 64])
 def test_rows_and_prefixes_at_tile_edges(impl, heads):
     start = {8: 0, 16: 3, 32: 5, 64: 7}[heads]
-    for number, rows in enumerate(ROWS):
+    for number, rows in enumerate(rows for rows in ROWS if rows <= MOST_ROWS[heads]):
         for step in (0, 4) if heads == 8 else (0,):
             prefix = PREFIXES[(start + number + step) % len(PREFIXES)]
             check(impl, [prefix], [rows], heads, seed=rows)
@@ -88,10 +89,12 @@ def test_every_prefix_with_a_small_tree(impl, prefix):
         check(impl, [prefix], [rows], heads, seed=prefix)
 
 
-@pytest.mark.parametrize(("prefix", "rows", "heads"), [(65, 1025, 8), (0, 1025, 16), (65536, 3, 64), (262144, 1, 8)])
+@pytest.mark.parametrize(("prefix", "rows", "heads"), [(65, 1025, 4), (0, 1025, 1), (65536, 3, 64), (262144, 1, 8)])
 def test_large_trees_and_long_prefixes(impl, prefix, rows, heads):
     if impl == "naive" and prefix > 65536:
         pytest.skip("a warp takes a second for so many keys")
+    if impl == "flashmla" and heads < 8:
+        pytest.skip("FlashMLA's own limits")
     check(impl, [prefix], [rows], heads, seed=3)
 
 
@@ -137,9 +140,10 @@ def test_members_of_a_batch_equal_their_own_runs(impl):
 
 
 def test_fixed_split_gives_the_same_bits_alone_and_in_a_batch(fixed_impl):
-    for heads in (8, 64):
-        case = known(*MIXED, heads, seed=5)[0]
-        o, lse = check(fixed_impl, *MIXED, heads, seed=5, fixed_split=True)
+    for heads in (8, 16):
+        case, (exact, exact_lse), plain = known(*MIXED, heads, seed=5)
+        o, lse = attend(case, fixed_impl, fixed_split=True)
+        check_result(o, lse, exact, exact_lse, plain)
         for stream in range(len(case.prefix_len)):
             alone, alone_lse = attend(case.alone(stream), fixed_impl, fixed_split=True)
             assert torch.equal(o[stream], alone[0])
