@@ -1,6 +1,7 @@
 // csrc/moe_weights.cuh: one stage of expert weights in shared memory, INT4 or dense, and its product with a few rows.
-//   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs, cut among the warps: M_WARPS along the rows, 32 each,
-//   K_WARPS along the inputs, WARP_K each. Weights are the M side of mma.sync and rows of x the N side, so that one row
+//   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs, cut among the warps: M_WARPS along the rows and
+//   K_WARPS along the inputs. The same inputs of up to 8 rows of x stand behind the weights (read from L2 when needed
+//   they took a fifth of the time). Weights are the M side of mma.sync and rows of x the N side, so that one row
 //   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
 //   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which
