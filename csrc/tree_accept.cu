@@ -14,20 +14,20 @@ enum Fault { BAD_SIZE = 1, BAD_PARENT, BAD_ORDER, BAD_DEPTH, BAD_TOKEN, BAD_LINK
 
 constexpr u64 FREE = ~0ull;  // parent and token -1, which is never looked up
 
-constexpr int PLACES = 8;
+constexpr int PLACES = 4;
 
 // Dynamic shared memory, `_shared_bytes` in tree_accept.py.
 struct Plan {
   u64* table;                                                 // [slots]: (parent, token) of rows that met another
-  u16* last;                                                  // [PLACES * slots]: row that came last, by hash
+  i32* last;                                                  // [PLACES * slots]: a row, by hash
   i32 *token, *parent, *depth, *child, *sibling, *target;     // [N], as in global memory
   i32 *links_in;                                              // [N]: how many links lead to a row
   i32 *next;                                                  // [N]: the child that the target agrees with
   i32 *path;                                                  // [N]
   DEVICE Plan(u64* base, int rows, int slots) {
     table = base;
-    last = reinterpret_cast<u16*>(base + slots);
-    token = reinterpret_cast<i32*>(last + PLACES * slots);
+    last = reinterpret_cast<i32*>(base + slots);
+    token = last + PLACES * slots;
     parent = token + rows;
     depth = parent + rows;
     child = depth + rows;
@@ -55,7 +55,7 @@ DEVICE bool seen_before(u64* table, int slots, u32 parent, u32 token) {
 }
 
 // Whether a row has the parent and token of another. Nearly every row finds itself at its place and is done; of rows
-// with equal keys the last one is found by the others, or none is, and then all of them meet in the table.
+// with equal keys one is found by the others, or none is, and then all of them meet in the table.
 DEVICE bool is_twin(const Plan& plan, int row, int size, int slots) {
   const i32 parent = plan.parent[row], token = plan.token[row];
   if (parent < 0 || parent >= size) return false;
@@ -88,8 +88,9 @@ DEVICE u32 faults_of(const Plan& plan, int row, int size, int slots, int depth_l
   if (parent < 0 || parent >= size) return faults | 1u << BAD_PARENT;
   if (parent >= row) faults |= 1u << BAD_ORDER;
   if (depth != i32(u32(plan.depth[parent]) + 1) || depth > depth_limit) faults |= 1u << BAD_DEPTH;
-  if (token == plan.target[parent]) plan.next[parent] = row;
-  plan.last[hash_of(parent, token) & (PLACES * slots - 1)] = u16(row);
+  // Exchanges, because twins write to one place; which of them stays does not matter.
+  if (token == plan.target[parent]) atomicExch(&plan.next[parent], row);
+  atomicExch(&plan.last[hash_of(parent, token) & (PLACES * slots - 1)], row);
   return faults;
 }
 

@@ -40,30 +40,42 @@ DEVICE int bin_of(double score, float floor, float scale) {
 }
 
 DEVICE float scale_of(const Plan& plan, float floor) {
-  const float best = fminf(plan.log_probs[0], 0.0f);
+  const float best = fminf(plan.log_probs[0], 0.0f);  // unused memory without candidates, and then no score is binned
   return best > floor ? BINS / (best - floor) : 1.0f;
 }
 
 // ---- bins --------------------------------------------------------------------------------------------------------
 
-// A score that B nodes reach for sure, or -inf: the lowest of a family of B nodes that is easily scored. Lane i looks
-// at two of depth i + 1: the best ranks of each depth behind the best path, and the same ranks of all depths.
-DEVICE float floor_of(const Params& p, const Plan& plan, const Common& common) {
-  const int depths = lane_id() + 1, nodes = max(p.budget, 1);
-  const int stair = cdiv(nodes, depths), side = int(ceilf(exp2f(log2f(float(nodes)) / depths)));
-  const bool deep = depths <= common.usable, has_stair = deep && stair <= p.width, has_box = deep && side <= p.width;
-  const float *row = plan.log_probs, *stair_end = row + min(stair, p.width) - 1;
-  const float* box_end = row + min(side, p.width) - 1;
+// Two families of B nodes that reach down to depth lane + 1: the `stair` best ranks of each depth behind the best path,
+// and the `side` best ranks of all depths.
+struct Family {
+  int stair, side;
+  DEVICE explicit Family(int budget) {
+    const int depths = lane_id() + 1, nodes = max(budget, 1);
+    stair = cdiv(nodes, depths);
+    side = int(ceilf(exp2f(log2f(float(nodes)) / depths)));
+  }
+};
+
+// A score that B nodes reach for sure, or -inf: the lowest of the best of these families.
+DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, int usable) {
+  const int depths = lane_id() + 1;
+  const bool has_stair = depths <= usable && family.stair <= p.width;
+  const bool has_box = depths <= usable && family.side <= p.width;
+  const float *row = plan.log_probs, *stair_end = row + (has_stair ? family.stair - 1 : 0);
+  const float* box_end = row + (has_box ? family.side - 1 : 0);
   float best_path = 0, low_stair = has_stair ? 0 : -INFINITY_F32, low_box = has_box ? 0 : -INFINITY_F32;
 #pragma unroll 4
-  for (int d = 0; d < common.usable; ++d) {
+  for (int d = 0; d < usable; ++d) {
     const float at_stair = best_path + stair_end[d * p.width], at_box = box_end[d * p.width];
     low_stair = d < depths ? fminf(low_stair, at_stair) : low_stair;
     low_box += d < depths ? at_box : 0.0f;
     best_path += row[d * p.width];
   }
   // Lower is always allowed: these sums are rounded, and log-probabilities above 0 count as 0 in scores.
-  return warp_max(fmaxf(low_stair, low_box)) * (1 + 4e-6f) - MAX_DEPTH * POSITIVE_TOLERANCE;
+  const float cost = fabsf(fminf(fmaxf(low_stair, low_box), 0.0f));
+  const float lowest = __uint_as_float(__reduce_min_sync(FULL_MASK, __float_as_uint(cost)));
+  return -lowest * (1 + 4e-6f) - MAX_DEPTH * POSITIVE_TOLERANCE;
 }
 
 // Sum of `value` over this lane and those above.
@@ -99,7 +111,8 @@ DEVICE void place_bins(const Params& p, const Plan& plan, Common& common) {
   for (int i = round_up(bin + 1, WARP) + lane_id(); i < BINS; i += WARP) higher += plan.histogram[i];
   const int own = plan.histogram[bin], above = __reduce_add_sync(FULL_MASK, higher) + sum_upwards(own) - own;
   plan.next[bin] = above;
-  if ((above < p.budget || p.budget == 0) && (above + own >= p.budget || bin == 0)) {
+  const int wanted = max(p.budget, 1);
+  if (above < wanted && (above + own >= wanted || bin == 0)) {
     common.cut = bin;
     common.num_sorted = above + own;
   }
@@ -240,14 +253,16 @@ DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
     const int bin = bin_of(score, common.floor, common.scale), end = plan.next[bin];
     place[e] = end - plan.histogram[bin];
     const int begin = place[e];
-    int equal = 0;
+    int equal = 0, twin = i;
 #pragma unroll 4
     for (int j = begin; j < end; ++j) {
       const double theirs = plan.score[plan.list[j]];
       place[e] += theirs > score;
       equal += theirs == score;
+      twin = theirs == score && j != i ? j : twin;
     }
-    for (int j = begin; equal > 1 && j < end; ++j) {
+    if (equal == 2) place[e] += tuple_before(plan, plan.list[twin], index[e]);
+    for (int j = begin; equal > 2 && j < end; ++j) {
       const int other = plan.list[j];
       if (plan.score[other] == score && other != index[e]) place[e] += tuple_before(plan, other, index[e]);
     }
@@ -409,6 +424,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     common.cut = 0;
     common.grown = false;
   }
+  const Family family(budget);
   __syncthreads();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -419,11 +435,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     __syncthreads();
   }
   if (warp_id() == 0) {
-    const u32 good = good_rows(p, common);
-    if (lane_id() == 0) common.usable = __ffs(~good) - 1;
-    __syncwarp();
-    const float floor = floor_of(p, plan, common);
+    const int usable = __ffs(~good_rows(p, common)) - 1;
+    const float floor = floor_of(p, plan, family, usable);
     if (lane_id() == 0) {
+      common.usable = usable;
       common.floor = floor;
       common.scale = scale_of(plan, floor);
       plan.score[0] = 0;

@@ -11,6 +11,7 @@ from kdlab.kernels import jit
 from kdlab.kernels.cost import Cost
 
 MAX_TREE_ROWS = 1025
+_MAX_DEPTH_LIMIT = 1 << 20
 
 
 def _num_slots(num_rows: int) -> int:
@@ -20,7 +21,7 @@ def _num_slots(num_rows: int) -> int:
 
 def _shared_bytes(num_rows: int) -> int:
     """Return the dynamic shared memory of a block, `Plan` in the .cu."""
-    return 9 * 4 * num_rows + (8 + 2 * 8) * _num_slots(num_rows)
+    return 9 * 4 * num_rows + (8 + 4 * 4) * _num_slots(num_rows)
 
 
 _MOST_SHARED_BYTES = _shared_bytes(MAX_TREE_ROWS)
@@ -59,10 +60,11 @@ def tree_accept(
 
     Raises:
         ShapeError: the arguments do not fit one another.
+        ArgumentError: `depth_limit` is no count up to 2^20.
         NotSupported: N above 1,025.
         UnsupportedDevice: no GPU that kdlab compiles for.
     """
-    depth_limit = check_int("depth_limit", depth_limit, minimum=0)
+    depth_limit = check_int("depth_limit", depth_limit, minimum=0, maximum=_MAX_DEPTH_LIMIT)
     tree = {
         "token": token,
         "parent": parent,

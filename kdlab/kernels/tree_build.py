@@ -124,7 +124,7 @@ def _capacity(num_depths: int, width: int, budget: int) -> int:
 
 def _shared_bytes(capacity: int, num_depths: int, width: int, budget: int) -> int:
     """Return the dynamic shared memory of a block, `Common` and `Plan` in the .cuh."""
-    return _COMMON_BYTES + 26 * capacity + 8 * _BINS + 5 * num_depths * width + 2 * (budget + 1)
+    return _COMMON_BYTES + 26 * capacity + 8 * _BINS + 5 * max(num_depths * width, 1) + 2 * (budget + 1)
 
 
 @torch.library.custom_op("kdlab::tree_build", mutates_args=(), device_types="cuda")

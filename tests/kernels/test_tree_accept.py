@@ -83,6 +83,8 @@ def test_devices_and_choices_are_named():
         accept(tree, target, impl="cuda")
     with pytest.raises(ArgumentError, match="impl"):
         accept(tree, target, impl="fast")
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="depth_limit"):
+        tree_accept(**arguments(depth_limit=2**31 - 1))
     with FakeTensorMode(), pytest.raises(ShapeError, match="depth: expected on cuda"):
         tree_accept(**arguments(depth=torch.empty(2, 9, dtype=torch.int32)))
 
