@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kdlab.bench.kernels import (
-    HEADS,
     OPS,
     bench_kernels,
     kernel_table,
@@ -248,11 +247,11 @@ def test_without_a_gpu_the_command_says_so(capsys):
 @pytest.mark.gpu
 def test_a_short_run_checks_and_times_every_op():
     begin = time.monotonic()
-    found = bench_kernels(seconds=15.0)
-    assert time.monotonic() - begin < 20.0
+    found = bench_kernels(seconds=12.0, heads=[8])
+    assert time.monotonic() - begin < 18.0
+    assert found.fault is None
+    assert not [line for line in found.messages if "WRONG" in line]
     table = kernel_table(found.rows)
     assert set(table["op"]) == set(OPS)
-    assert set(table["heads"].dropna()) == set(HEADS)
-    assert not [line for line in found.messages if "WRONG" in line]
     own = table[table["own"] & (table["mode"] == "graph")]
     assert (own["roofline"] < 1.05).all(), "faster than the card can be: what is timed is in a cache"

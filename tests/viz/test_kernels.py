@@ -69,9 +69,17 @@ def test_growth_has_a_line_an_arm_and_the_bound(table):
 
 def test_growth_refuses_what_is_no_line(table):
     attention = table[(table["op"] == "verify_attention") & (table["heads"] == 64)]
-    for panels in ({}, {"a": attention.iloc[:0]}, {"a": pd.concat([attention, attention])}):
+    for panels in ({}, {"a": pd.concat([attention, attention])}):
         with pytest.raises(ArgumentError, match="panels"):
             plot_kernel_growth(panels, x=dict.fromkeys(panels, "prefix"), title="")
+
+
+def test_a_panel_that_was_not_timed_says_so(table):
+    attention = table[(table["op"] == "verify_attention") & (table["heads"] == 64)]
+    panels = {"timed": attention, "cut": attention.iloc[:0]}
+    figure = plot_kernel_growth(panels, x=dict.fromkeys(panels, "prefix"), title="Attention")
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [[], ["not timed in this run"]]
+    png_bytes(figure, 60)
 
 
 def test_errors_say_what_is_exact(rows):
