@@ -9,6 +9,7 @@ from kdlab.checks import MAX_TOKEN, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
 
 MAX_TREE_ROWS = 1025
 _MAX_DEPTH_LIMIT = 1 << 20
@@ -101,7 +102,7 @@ def tree_accept_cost(num_streams: int, num_rows: int, depth_limit: int) -> Cost:
     return Cost(4 * num_streams * (6 * num_rows + 1 + depth_limit + 1 + 3))
 
 
-@torch.library.custom_op("kdlab::tree_accept", mutates_args=(), device_types="cuda")
+@cuda_op("tree_accept")
 def _tree_accept(
     token: Tensor,
     parent: Tensor,

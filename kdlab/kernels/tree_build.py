@@ -10,6 +10,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.ancestors import num_words
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
 
 MAX_TREE_DEPTH, MAX_TREE_WIDTH, MAX_TREE_BUDGET = 31, 256, 1024
 _BINS = 256
@@ -127,7 +128,7 @@ def _shared_bytes(capacity: int, num_depths: int, width: int, budget: int) -> in
     return _COMMON_BYTES + 26 * capacity + 8 * _BINS + 5 * max(num_depths * width, 1) + 2 * (budget + 1)
 
 
-@torch.library.custom_op("kdlab::tree_build", mutates_args=(), device_types="cuda")
+@cuda_op("tree_build")
 def _tree_build(log_probs: Tensor, token_ids: Tensor, budget: int, last_id: int, whole: int) -> list[Tensor]:
     arrays = _new_arrays(log_probs, budget)
     streams, depths, width = log_probs.shape
