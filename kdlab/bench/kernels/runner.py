@@ -193,6 +193,8 @@ def _time_case(run: _Run, case: Case, seconds: float) -> Cost:
     # One set over and over shows what a warm cache takes off a time; sets that never leave it show it anyway.
     for mode, share in ((GRAPH, 0.65), (WARM, 0.15 if run.whole and not tiny else 0.0), (EAGER, 0.2)):
         able = {name: arm for name, arm in arms.items() if share and (arm.graph or mode == EAGER)}
+        if mode == WARM:
+            able = {name: arm for name, arm in able.items() if arm.own}
         passes = _passes(run, case, able, sets[:1] if mode == WARM else sets, mode)
         if passes:
             for name, samples in sample(passes, share * seconds).items():

@@ -1,0 +1,33 @@
+"""The recorded kernel times that ship: of one H200 run over every op, within what the card can do."""
+
+import pytest
+
+from kdlab.bench import read_rows
+from kdlab.bench.kernels import COUNTED_SIZES, HEADS, OPS, error_table, kernel_table
+from kdlab.paths import DATA
+
+KERNELS, COUNTERS = DATA / "recorded" / "kernels-h200.parquet", DATA / "recorded" / "counters-h200.parquet"
+
+
+@pytest.mark.skipif(not KERNELS.exists(), reason="no kernel times are recorded yet")
+def test_recorded_times_are_of_every_op_at_all_heads():
+    rows = read_rows(KERNELS)
+    assert "H200" in rows["gpu"].iloc[0]
+    table = kernel_table(rows)
+    assert set(table["op"]) == set(OPS)
+    assert set(table["heads"].dropna()) == set(HEADS)
+    assert (table.loc[table["impl"] == "naive", "prefix"] <= 4096).all()
+    own = table[table["own"] & (table["mode"] == "graph")]
+    assert (own["roofline"] < 1.05).all()
+    assert set(error_table(rows)["op"]) == set(OPS)
+    assert KERNELS.stat().st_size < 3_000_000
+
+
+@pytest.mark.skipif(not COUNTERS.exists(), reason="no counters are recorded yet")
+def test_recorded_counters_show_the_naive_kernel_read_the_keys_once_a_row_and_head():
+    rows = read_rows(COUNTERS)
+    reads = rows[rows["metric"] == "l1_read"].set_index("impl")["value"]
+    keys = (COUNTED_SIZES["prefix"] + COUNTED_SIZES["rows"]) * 576 * 2
+    passes = COUNTED_SIZES["rows"] * COUNTED_SIZES["heads"]
+    assert reads["naive"] == pytest.approx(passes * keys, rel=0.1)
+    assert reads["mma"] < reads["naive"] / 30
