@@ -17,7 +17,7 @@
 // What a node offers, a thread an offer: its first child, that one's first child and so on; siblings.
 constexpr int GENERATIONS = 2, SIBLINGS = 2, OFFERS = GENERATIONS + SIBLINGS;
 constexpr int PARENT_BITS = 12, RANK_BITS = 8, DEPTH_BITS = 5;
-constexpr u32 EXPANDED = 1u << 31;  // its offers have been made
+constexpr u32 EXPANDED = 1u << 31;  // its offers had been made when the pool was cut
 constexpr u32 NO_CHILD = 1u << 30;  // its child was offered along with it
 static_assert(MAX_PER_THREAD * 1024 <= 1 << PARENT_BITS && MAX_WIDTH <= 1 << RANK_BITS && MAX_DEPTH < 1 << DEPTH_BITS,
               "each field holds what it may have to");
@@ -118,7 +118,10 @@ DEVICE void place_bins(const Params& p, const Plan& plan, Common& common) {
   }
 }
 
-// One warp raises the cut while others push: counts only grow, so what it saw is enough.
+// One warp raises the cut while others push. NOTE: races by design, each of one aligned word. It reads counts that only
+// grow, so B entries do lie at or above any cut that it finds; growers read a cut that only rises, so an old one drops
+// less and never too much, and one lane reads it for its warp; it sees `grown` in this turn or in the next. What the
+// sort finds does not depend on any of them: it counts anew after a barrier.
 DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
   while (!__shfl_sync(FULL_MASK, int(*const_cast<volatile bool*>(&common.grown)), 0)) {
     const int cut = find_cut(p, plan);
@@ -131,7 +134,7 @@ DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
 struct Offer {
   bool valid;
   double score;
-  u32 link, bound, entry_link;
+  u32 link, bound;
   u64 order;
 };
 
@@ -148,7 +151,6 @@ DEVICE Offer make_offer(const Params& p, const Plan& plan, const Common& common,
   const int finite = common.num_finite[max(row, 0)];
   const bool deeper = depth + kind < common.usable && !(link & NO_CHILD), wider = depth > 0 && next < finite;
   Offer offer;
-  offer.entry_link = link;
   offer.valid = !(link & EXPANDED) && bounded <= p.budget + 1 && (down ? deeper : wider);
   const int from = offer.valid ? (down ? depth * p.width : row * p.width + next) : 0;
   offer.score = plan.score[down ? at : parent] + double(fminf(plan.log_probs[from], 0.0f));
@@ -195,7 +197,6 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
     const bool valid = offer.valid && at < count && bin >= cut;
     const u32 takers = __ballot_sync(FULL_MASK, valid);
     const int place = take_places(&common.tail, __popc(takers)) + __popc(takers & ((1u << lane) - 1));
-    if (kind == 0 && at < count) plan.link[at] = offer.entry_link | EXPANDED;
     if (valid) {
       // A later generation's parent took the place before its own.
       if (kind > 0 && kind < GENERATIONS) offer.link += place - 1 - at;
@@ -210,6 +211,7 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
   }
   if (threadIdx.x > 0) return;
   common.count = count;
+  common.head = head;
   common.finished = head >= count;
   *const_cast<volatile bool*>(&common.grown) = true;
 }
@@ -279,6 +281,7 @@ DEVICE void sort_entries(const Params& p, const Plan& plan, Common& common) {
 DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
   const int thread = threadIdx.x;
   const bool stays = thread < p.budget;
+  const int head = common.head;
   const int old = stays ? plan.list[thread] : 0;
   const double score = plan.score[old];
   const u32 link = plan.link[old], bound = plan.bound[old];
@@ -290,6 +293,7 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
   if (stays) renamed[old] = u16(thread + 1);
   if (thread == 0) {
     renamed[0] = 0;
+    plan.link[0] |= EXPANDED;
     common.count = common.tail = p.budget + 1;
     common.cut = 0;
     common.grown = false;
@@ -298,7 +302,7 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
   }
   __syncthreads();
   if (stays) {
-    const u32 made = link & (EXPANDED | NO_CHILD);
+    const u32 made = (old < head ? EXPANDED : 0) | (link & (EXPANDED | NO_CHILD));
     plan.score[thread + 1] = score;
     plan.link[thread + 1] = made | pack_link(renamed[parent_of(link)], rank_of(link), depth_of(link));
     plan.bound[thread + 1] = bound;

@@ -63,6 +63,7 @@ struct Common {
   int usable;                   // depths before the first bad one
   int looks_whole;
   int count, tail, num_sorted;  // entries of the pool, root included; the same while it grows; of list
+  int head;                     // entries before it have made their offers
   bool finished, grown;         // no entry is left to expand; growth has stopped
   float floor, scale;           // of the bins
   int cut;                      // lowest bin that is still of interest
