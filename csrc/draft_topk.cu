@@ -50,10 +50,10 @@ struct Total {  // sum = sum of exp(logit - top); NaN as soon as a NaN or +inf w
 };
 
 struct Scratch {
-  u64 high[WARPS], low[WARPS];
   u32 num_candidates;
+  u32 level;
   // Written by the other blocks of the row:
-  u32 levels[MAX_GROUPS];
+  u32 levels[MAX_GROUPS];           // of groups of threads, 0 for none
   u64 totals[MAX_CLUSTER * WARPS];  // a Total each; of the first block alone, as all that follows
   u32 counts[MAX_CLUSTER];
   double lse;
@@ -65,13 +65,13 @@ struct Plan {
   u64* candidates;  // [k of the chunk before + k * logits of a thread and chunk]
 };
 
-// Adds a thread's vectors to its total; `top` becomes its largest logit, which may be -inf.
-DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total, float& top) {
+// Adds a thread's vectors to its total; tops = the largest logit of each, which may be -inf.
+DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total, float (&tops)[VECTORS]) {
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const float old = total.top;
-    top = fmaxf(top, max_of(logits[v]));
-    total.top = fmaxf(old, top);
+    tops[v] = max_of(logits[v]);
+    total.top = fmaxf(old, tops[v]);
     float sum = total.sum * exp_scaled(old - total.top, LOG2_E);
 #pragma unroll
     for (int i = 0; i < PER_VECTOR; ++i) sum += exp_scaled(logits[v][i] - total.top, LOG2_E);
@@ -79,21 +79,37 @@ DEVICE void add_exps(const Logits (&logits)[VECTORS], Total& total, float& top) 
   }
 }
 
-// The largest key that k threads at least reach, or a little below it; 0 or 1 where fewer hold anything but 0.
-template <typename Key>
-DEVICE Key find_bound(Key key, i32 k, Scratch& scratch) {
-  const Key high = warp_max_key(key), low = warp_min_key(key ? key : ~Key(0));
-  if (lane_id() == 0) scratch.high[warp_id()] = high, scratch.low[warp_id()] = low;
-  if (__syncthreads_count(key != 0) < k) return 1;
-  Key reached = warp_min_key(static_cast<Key>(scratch.low[lane_id() % WARPS]));     // by all that hold anything
-  Key missed = warp_max_key(static_cast<Key>(scratch.high[lane_id() % WARPS])) + 1;  // by all
-  const i32 enough = k + min(k / 8, MAX_K - k);  // it may stop there: few candidates more; the room is for MAX_K
+// The largest key that k threads at least reach; 0 where fewer hold anything.
+DEVICE Slot find_slot(Slot key, i32 k) {
+  Slot reached = 0;
+#pragma unroll 1
+  for (Slot bit = Slot(1) << (32 - BLANK_BITS + VECTOR_BITS - 1); bit != 0; bit /= 2) {
+    const i32 count = __syncthreads_count(key >= (reached | bit));
+    if (count >= k) reached |= bit;
+    if (count == k) break;
+  }
+  return reached;
+}
+
+// The largest of the levels that k of them at least reach, or a little below it; every warp works it out for itself.
+DEVICE u32 find_level(const u32* levels, i32 count, i32 k) {
+  u32 high = 0, low = ~0u;
+#pragma unroll 1
+  for (i32 i = lane_id(); i < count; i += WARP) high = max(high, levels[i]), low = min(low, levels[i]);
+  u32 reached = warp_min_key(low), missed = warp_max_key(high) + 1;  // by all of them, by none
+  const i32 enough = k + k / 4;                                      // it may stop there
+#pragma unroll 1
   while (missed - reached > 1) {
-    const Key middle = reached + (missed - reached) / 2;
-    const i32 count = __syncthreads_count(key >= middle);
-    if (count >= k) reached = middle;
+    const u32 middle = reached + (missed - reached) / 2;
+    i32 reaching = 0;
+#pragma unroll 4
+    for (i32 first = 0; first < count; first += WARP) {
+      const i32 i = first + lane_id();
+      reaching += __popc(__ballot_sync(FULL_MASK, i < count && levels[i] >= middle));
+    }
+    if (reaching >= k) reached = middle;
     else missed = middle;
-    if (count >= k && count <= enough) break;
+    if (reaching >= k && reaching <= enough) break;
   }
   return reached;
 }
@@ -115,74 +131,71 @@ DEVICE void rank_keys(const u64* keys, i32 count, i32 k, Write write) {
   }
 }
 
-DEVICE u64 candidate_key(const Logits& logits, i32 vector, int i) {
-  return rank_key(fmaxf(logits[i], -INFINITY_F32), vector * PER_VECTOR + i);
-}
-
-// Sends every logit of the thread at or above the level to the first block, as long as there is room. Few threads have
-// any; they find them in L1 again.
-DEVICE void send_candidates(const Row& row, i32 first, u32 level, u64* list, i32 k, u32& count) {
-  Logits logits[VECTORS];
-  load_chunk(row, first, logits);
+// Which of a thread's vectors hold a logit whose slot reaches the bound.
+DEVICE u32 find_hits(const float (&tops)[VECTORS], Slot bound) {
+  u32 hits = 0;
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    const i32 vector = first + v * THREADS;
-    if (level_of(max_of(logits[v])) < level) continue;
+    if (slot_of(tops[v], v * THREADS + threadIdx.x) >= bound) hits |= 1u << v;
+  }
+  return hits;
+}
+
+// The same of a chunk that is no longer at hand.
+DEVICE void load_tops(const Row& row, i32 first, float (&tops)[VECTORS]) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) tops[v] = max_of(load_vector(row, first + v * THREADS));
+}
+
+// Lists every logit of these vectors whose slot reaches the bound, as long as there is room. Few threads have any.
+DEVICE void collect(const Row& row, i32 first, u32 hits, Slot bound, u64* list, u32 room, u32& count) {
+#pragma unroll 1
+  for (; hits != 0; hits &= hits - 1) {
+    const int v = __ffs(hits) - 1;
+    const Logits hit = load_vector(row, first + v * THREADS);
+    const i32 start = (first + v * THREADS) * PER_VECTOR;
+    u32 mask = 0;
 #pragma unroll
     for (int i = 0; i < PER_VECTOR; ++i) {
-      const u64 key = candidate_key(logits[v], vector, i);
-      if (vector * PER_VECTOR + i >= row.num_ids || key >> (32 + BLANK_BITS) < level) continue;
-      const u32 place = atomicAdd(&count, 1);
-      if (place < k) store_remote(list + place, 0, key);
+      const bool reaches = slot_of(fmaxf(hit[i], -INFINITY_F32), v * THREADS + threadIdx.x) >= bound;
+      if (reaches && start + i < row.num_ids) mask |= 1u << i;
+    }
+    u32 place = atomicAdd(&count, __popc(mask));
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {
+      if ((mask >> i & 1) && place < room) list[place++] = rank_key(fmaxf(hit[i], -INFINITY_F32), start + i);
     }
   }
 }
 
-// Appends every logit of the thread that reaches the bound: only threads whose slot reaches it have any.
-DEVICE void collect(const Row& row, i32 first, const Logits (&logits)[VECTORS], Slot bound, u64* candidates,
-                    u32& count) {
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const i32 vector = first + v * THREADS;
-    const u32 local = v * THREADS + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; ++i) {
-      const bool inside = vector * PER_VECTOR + i < row.num_ids;
-      if (!inside || slot_of(fmaxf(logits[v][i], -INFINITY_F32), local) < bound) continue;
-      candidates[atomicAdd(&count, 1)] = candidate_key(logits[v], vector, i);
-    }
-  }
-}
-
-// The block's k best, however many logits reach the row's bound, chunk after chunk; sends them to the first block.
-DEVICE void send_ranked(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan,
-                        Scratch& scratch) {
+// The block's k best, however many logits reach the row's bound, chunk after chunk.
+DEVICE void rank_block(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan, Scratch& scratch) {
   __syncthreads();  // all have read the number of candidates, which is counted anew
-  i32 kept = 0;     // keys of the chunks before, at the front of the candidates
+  u64* own = plan.lists + block * p.k;  // no other block writes this place here, and this one sends from it later
+  i32 kept = 0;                        // keys of the chunks before, at the front of the candidates
   for (i32 chunk = block; chunk < num_chunks; chunk += p.cluster) {
     const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    Logits logits[VECTORS];
-    load_chunk(row, first, logits);
+    float tops[VECTORS];
+    load_tops(row, first, tops);
     Slot slot = 0;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
       const bool inside = (first + v * THREADS) * PER_VECTOR < row.num_ids;
-      if (inside) slot = max(slot, slot_of(max_of(logits[v]), v * THREADS + threadIdx.x));
+      if (inside) slot = max(slot, slot_of(tops[v], v * THREADS + threadIdx.x));
     }
     if (threadIdx.x == 0) scratch.num_candidates = kept;
-    const Slot bound = find_bound(slot, p.k, scratch);
-    collect(row, first, logits, bound, plan.candidates, scratch.num_candidates);
+    __syncthreads();
+    const Slot bound = find_slot(slot, p.k);
+    const u32 room = p.k * (1 + VECTORS * PER_VECTOR);  // always enough: k slots reach the bound
+    collect(row, first, find_hits(tops, bound), bound, plan.candidates, room, scratch.num_candidates);
     __syncthreads();
     const i32 count = scratch.num_candidates;
     kept = min(count, p.k);
-    u64* own = plan.lists + block * p.k;  // no other block writes this place here
-    const int target = chunk + p.cluster < num_chunks ? block : 0;
-    rank_keys(plan.candidates, count, p.k, [&](i32 rank, u64 key) { store_remote(own + rank, target, key); });
+    rank_keys(plan.candidates, count, p.k, [&](i32 rank, u64 key) { own[rank] = key; });
     __syncthreads();
-    if (target == block && chunk + p.cluster < num_chunks) {
-      for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = own[i];
-    }
+    for (i32 i = threadIdx.x; i < kept; i += THREADS) plan.candidates[i] = own[i];
   }
+  __syncthreads();
 }
 
 // Log-sum-exp of the row by one warp: NaN for a bad row, -inf where there is nothing above -inf.
@@ -201,9 +214,11 @@ DEVICE double row_lse(const u64* totals, i32 count) {
 // Writes the k best of the row, from what the blocks sent.
 DEVICE void write_row(const Plan& plan, const Scratch& scratch, const Params& p, i64 row) {
   i32 count = 0;
-  for (i32 b = 0; b < p.cluster; ++b) {
-    for (i32 i = threadIdx.x; i < scratch.counts[b]; i += THREADS) plan.candidates[count + i] = plan.lists[b * p.k + i];
-    count += scratch.counts[b];
+  for (i32 b = 0; b < p.cluster; ++b) {  // a warp a list, to where the lists before it end
+    const i32 sent = scratch.counts[b];
+    const u64* list = plan.lists + b * p.k;
+    for (i32 i = lane_id(); b == warp_id() && i < sent; i += WARP) plan.candidates[count + i] = list[i];
+    count += sent;
   }
   float* values = p.values + row * p.k;
   i32* token_ids = p.token_ids + row * p.k;
@@ -235,10 +250,11 @@ DEVICE void exchange(const Params& p, i32 block, const Total& total, u32 level, 
   const float warp_total = warp_sum(total.sum * exp_scaled(total.top - warp_top, LOG2_E));
   const int warp = block * WARPS + warp_id();
   if (group < p.groups_per_warp) {
-    store_remote_u32(&scratch.levels[warp * p.groups_per_warp + group], target, level);
+    store_remote(&scratch.levels[warp * p.groups_per_warp + group], target, level);
   }
   if (lane_id() == 0) {
-    store_remote(&scratch.totals[warp], 0, u64(__float_as_uint(warp_top)) << 32 | __float_as_uint(warp_total));
+    const u64 packed = u64(__float_as_uint(warp_top)) << 32 | __float_as_uint(warp_total);
+    store_remote(&scratch.totals[warp], 0, packed);
   }
 }
 
@@ -253,15 +269,19 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   const i32 block = blockIdx.x % cluster, num_chunks = max(cdiv(num_ids, CHUNK), 1);
   const i64 index = blockIdx.x / cluster, stream = index / rows_per_stream;
   const Row row = row_of(logits, stream * stream_stride + (index - stream * rows_per_stream) * row_stride, num_ids, 0);
-  cluster_begin();
   if (threadIdx.x == 0) scratch.num_candidates = 0;
+  cluster_begin();
   grid_dependency_wait();
   Total total = {LEAST, 0.0f};
-  float top = -INFINITY_F32;
+  float tops[VECTORS], top = -INFINITY_F32;  // of the chunk that came last, and of all
+  i32 last = block;
   for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
     Logits logits_here[VECTORS];
     load_chunk(row, chunk * CHUNK_VECTORS + threadIdx.x, logits_here);
-    add_exps(logits_here, total, top);
+    add_exps(logits_here, total, tops);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) top = fmaxf(top, tops[v]);
+    last = chunk;
   }
   grid_dependency_launch();
   cluster_wait();
@@ -269,24 +289,31 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   exchange(p, block, total, holds ? level_of(top) : 0u, scratch);
   cluster_arrive();
   cluster_wait();
-  const i32 num_groups = cluster * WARPS * groups_per_warp;
-  const u32 level = find_bound(threadIdx.x < num_groups ? scratch.levels[threadIdx.x] : 0u, k, scratch);
-  if (level_of(top) >= level) {
-    for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
-      send_candidates(row, chunk * CHUNK_VECTORS + threadIdx.x, level, plan.lists + block * k, k,
-                      scratch.num_candidates);
-    }
+  if (warp_id() == 0) {
+    const u32 found = find_level(scratch.levels, cluster * WARPS * groups_per_warp, k);
+    if (lane_id() == 0) scratch.level = found;
+  }
+  __syncthreads();
+  const u32 level = scratch.level;
+  const Slot bound = u64(level) << VECTOR_BITS;
+  for (i32 chunk = last; chunk >= 0 && level_of(top) >= level; chunk -= cluster) {
+    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
+    if (chunk != last) load_tops(row, first, tops);
+    collect(row, first, find_hits(tops, bound), bound, plan.candidates, k, scratch.num_candidates);
   }
   __syncthreads();
   const i32 count = scratch.num_candidates;
-  if (count > k) send_ranked(row, p, block, num_chunks, plan, scratch);
-  if (threadIdx.x == 0) store_remote_u32(&scratch.counts[block], 0, min(count, k));
-  if (block == 0 && warp_id() == WARPS - 1) {
+  if (count > k) rank_block(row, p, block, num_chunks, plan, scratch);
+  for (i32 i = threadIdx.x; i < min(count, k); i += THREADS) {
+    store_remote(plan.lists + block * k + i, 0, plan.candidates[i]);
+  }
+  if (threadIdx.x == 0) store_remote(&scratch.counts[block], 0, static_cast<u32>(min(count, k)));
+  cluster_arrive();
+  if (block != 0) return;
+  if (warp_id() == WARPS - 1) {
     const double row_total = row_lse(scratch.totals, cluster * WARPS);
     if (lane_id() == 0) scratch.lse = row_total;
   }
-  cluster_arrive();
-  if (block != 0) return;
   cluster_wait();
   write_row(plan, scratch, p, index);
 }

@@ -62,48 +62,93 @@ struct Logits {
   DEVICE float operator[](int i) const { return to_float(data[i]); }
 };
 
-// A 16-byte read that stays in L1; volatile, so that the compiler does not mix it with the other way to read a row.
-DEVICE uint4 load_16(const Scalar* p) {
+struct Rows {  // all rows of a launch, and the one that this block works on
+  const Scalar* logits;
+  i64 stream_stride, row_stride;  // in values
+  i32 rows_per_stream;            // N
+  i32 num_ids, first_id, cluster;
+  DEVICE i64 index() const { return blockIdx.x / cluster; }
+  DEVICE i32 block() const { return blockIdx.x % cluster; }
+  DEVICE i64 stream() const { return index() / rows_per_stream; }
+  // Shifted so that the four tokens of one Philox block never stand in two vectors.
+  DEVICE Row row() const {
+    const i64 offset = stream() * stream_stride + (index() - stream() * rows_per_stream) * row_stride;
+    return row_of(logits, offset, num_ids, first_id % 4);
+  }
+  DEVICE i32 num_chunks() const { return max(cdiv(num_ids + first_id % 4, CHUNK), 1); }
+};
+
+// A 16-byte read that stays in L1; volatile, so that the compiler does not mix it with the other ways to read a row.
+DEVICE uint4 load_16(u64 address) {
   uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
   return v;
+}
+
+// 16 bytes from anywhere, out of the two 16-byte words that hold them: each holds some, so both are there to be read.
+DEVICE uint4 load_16_unaligned(u64 address) {
+  const uint4 a = load_16(address & ~u64(15)), b = load_16((address & ~u64(15)) + 16);
+  u32 w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  if (address & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+  }
+  if (address & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+  }
+  const u32 bits = address % 4 * 8;
+  return {__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits), __funnelshift_r(w[2], w[3], bits),
+          __funnelshift_r(w[3], w[4], bits)};
+}
+
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE u32 bits_of(bf16 x) { return __bfloat16_as_ushort(x); }
+DEVICE u32 bits_of(half x) { return __half_as_ushort(x); }
+
+// The vector at a row's edge, one value after the other.
+DEVICE uint4 load_edge(const Row& row, i32 start) {
+  u64 low = 0, high = 0;
+#pragma unroll 1
+  for (int i = 0; i < PER_VECTOR; ++i) {
+    const bool inside = start + i >= 0 && start + i < row.num_ids;
+    const Scalar value = inside ? row.logits[start + i] : from_float<Scalar>(-INFINITY_F32);
+    const u64 bits = bits_of(value);
+    const int place = i * 8 * sizeof(Scalar);
+    if (place < 64) low |= bits << place;
+    else high |= bits << (place - 64);
+  }
+  return {static_cast<u32>(low), static_cast<u32>(low >> 32), static_cast<u32>(high), static_cast<u32>(high >> 32)};
 }
 
 // Vector `index` of the row; what lies outside the row reads as -inf.
 DEVICE Logits load_vector(const Row& row, i32 index) {
   const i32 start = index * PER_VECTOR - row.shift;
+  const u64 address = reinterpret_cast<u64>(row.logits + start);
   Logits logits;
-  if (row.aligned && start >= 0 && start + PER_VECTOR <= row.num_ids) {
-    reinterpret_cast<uint4&>(logits.data) = load_16(row.logits + start);
-    return logits;
-  }
-#pragma unroll
-  for (int i = 0; i < PER_VECTOR; ++i) {
-    const bool inside = start + i >= 0 && start + i < row.num_ids;
-    logits.data[i] = inside ? row.logits[start + i] : from_float<Scalar>(-INFINITY_F32);
-  }
+  uint4& bits = reinterpret_cast<uint4&>(logits.data);
+  if (start < 0 || start + PER_VECTOR > row.num_ids) bits = load_edge(row, start);
+  else if (row.aligned) bits = load_16(address);
+  else bits = load_16_unaligned(address);
   return logits;
 }
 
 // A thread's vectors first, first + THREADS, ... of the row, all in flight at once.
 DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
   const i32 start = first * PER_VECTOR - row.shift, end = start + (CHUNK - THREADS * PER_VECTOR) + PER_VECTOR;
-  if (row.aligned && start >= 0 && end <= row.num_ids) {
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      reinterpret_cast<uint4&>(logits[v].data) = load_16(row.logits + start + v * THREADS * PER_VECTOR);
-    }
-    return;
-  }
+  const bool plain = row.aligned && start >= 0 && end <= row.num_ids;
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-#pragma unroll
-    for (int i = 0; i < PER_VECTOR; ++i) {
-      const i32 id = start + v * THREADS * PER_VECTOR + i;
-      const bool inside = id >= 0 && id < row.num_ids;
-      logits[v].data[i] = inside ? row.logits[id] : from_float<Scalar>(-INFINITY_F32);
+    if (plain) {
+      const u64 address = reinterpret_cast<u64>(row.logits + start + v * THREADS * PER_VECTOR);
+      reinterpret_cast<uint4&>(logits[v].data) = load_16(address);
     }
   }
+  if (plain) return;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) logits[v] = load_vector(row, first + v * THREADS);
 }
 
 #if DTYPE == 1
@@ -178,7 +223,7 @@ DEVICE void cluster_wait() {
 }
 
 // Writes into the shared memory of block `block` of the cluster, at the place that `p` has in this block's.
-DEVICE void store_remote_u32(u32* p, int block, u32 value) {
+DEVICE void store_remote(u32* p, int block, u32 value) {
 #if __CUDA_ARCH__ >= 900
   u32 address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(block));

@@ -15,28 +15,11 @@
 #include "logits.cuh"
 #include "philox.cuh"
 
-constexpr int MAX_CANDIDATES = 64;
 // (logit - top) / T below -27 cannot win, because noise spans 22.88 + 3.14; the bound of what can is off by the noise's
 // error and five roundings of at most (27 + 23) log2(e).
 constexpr float MARGIN = BOUND_ERROR + 5 * 0x1p-24f * 73.0f;
 constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
 constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
-
-struct Rows {                     // which row this block works on
-  const Scalar* logits;
-  i64 stream_stride, row_stride;  // in values
-  i32 rows_per_stream;            // N
-  i32 num_ids, first_id, cluster;
-  DEVICE i64 index() const { return blockIdx.x / cluster; }
-  DEVICE i32 block() const { return blockIdx.x % cluster; }
-  DEVICE i64 stream() const { return index() / rows_per_stream; }
-  // Shifted so that the four tokens of one Philox block never stand in two vectors.
-  DEVICE Row row() const {
-    const i64 offset = stream() * stream_stride + (index() - stream() * rows_per_stream) * row_stride;
-    return row_of(logits, offset, num_ids, first_id % 4);
-  }
-  DEVICE i32 num_chunks() const { return max(cdiv(num_ids + first_id % 4, CHUNK), 1); }
-};
 
 // Largest key of the block for every thread; `scratch` is free again after the next barrier.
 DEVICE u32 block_max_key(u32 key, u32* scratch) {
@@ -130,17 +113,18 @@ struct Winner {
   }
 };
 
-constexpr Winner NO_WINNER = {0, 0, 0.0f};
+#define NO_WINNER (Winner{0, 0, 0.0f})
 
 struct Message {  // what one block tells all others after a pass
-  u64 score, id_and_value, mass, top;
+  u64 words[4];   // score, id and value, mass, top; or the mass above the threshold, and all mass
 };
 
 struct Scratch {
   u32 warp_keys[2][WARPS];
   double warp_sums[2][WARPS];
   Winner winners[WARPS];
-  Message inbox[2][MAX_CLUSTER];  // by the parity of the pass: a fast block may be one ahead of a slow one
+  // By the parity of the pass, as a fast block may be one ahead of a slow one; the third for masses in float64.
+  Message inbox[3][MAX_CLUSTER];
 };
 
 // A thread's largest bound of a chunk (log2, relative to the chunk's largest logit), its vector, the largest bound of
@@ -154,13 +138,15 @@ struct Screen {
   }
 };
 
-// Everything above -inf is in play. One vector after the other: the noise keeps all warps busy, and unrolled it would
-// be most of the machine code.
+// Everything above -inf is in play. One vector after the other, the next one on its way: noise keeps all warps busy,
+// and unrolled it would be most of the machine code.
 DEVICE Screen screen_all(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top, bool with_mass) {
   Screen out;
+  Logits next = load_vector(row, first);
 #pragma unroll 1
   for (int v = 0; v < VECTORS; ++v) {
-    const Logits values = load_vector(row, first + v * THREADS);
+    const Logits values = next;
+    if (v + 1 < VECTORS) next = load_vector(row, first + (v + 1) * THREADS);
     const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
     float bound = -INFINITY_F32;
 #pragma unroll
@@ -240,27 +226,34 @@ struct Found {
   double mass;
 };
 
+// Every block gets `count` words of every block.
+DEVICE const Message* exchange_words(Scratch& scratch, const Rows& rows, const u64* words, i32 count, int inbox) {
+  Message* messages = scratch.inbox[inbox];
+  if (threadIdx.x < count * rows.cluster) {
+    const i32 word = threadIdx.x % count;
+    store_remote(&messages[rows.block()].words[word], threadIdx.x / count, words[word]);
+  }
+  cluster_arrive();
+  cluster_wait();
+  return messages;
+}
+
 DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, const Found& mine, i32 pass) {
-  const int parity = pass % 2;
   const u64 words[4] = {mine.winner.score,
                         u64(static_cast<u32>(mine.winner.id)) << 32 | __float_as_uint(mine.winner.value),
                         static_cast<u64>(__double_as_longlong(mine.mass)), __float_as_uint(mine.top)};
-  u64* place = reinterpret_cast<u64*>(&scratch.inbox[parity][rows.block()]);
   if (pass == 0) cluster_wait();  // the other blocks have begun
-  if (threadIdx.x < 4 * rows.cluster) store_remote(place + threadIdx.x % 4, threadIdx.x / 4, words[threadIdx.x % 4]);
-  cluster_arrive();
-  cluster_wait();
+  const Message* messages = exchange_words(scratch, rows, words, 4, pass % 2);
   Found all = {NO_WINNER, -INFINITY_F32, 0.0};
   for (i32 b = 0; b < rows.cluster; ++b) {
-    const Message& m = scratch.inbox[parity][b];
-    const Winner winner = {m.score, static_cast<i32>(m.id_and_value >> 32), __uint_as_float(m.id_and_value)};
+    const u64* words_of = messages[b].words;
+    const Winner winner = {words_of[0], static_cast<i32>(words_of[1] >> 32), __uint_as_float(words_of[1])};
     if (all.winner.loses_to(winner)) all.winner = winner;
-    all.top = max_or_nan(all.top, __uint_as_float(m.top));
+    all.top = max_or_nan(all.top, __uint_as_float(words_of[3]));
   }
   for (i32 b = 0; b < rows.cluster; ++b) {
-    const Message& m = scratch.inbox[parity][b];
-    const float gap = __uint_as_float(m.top) - all.top;  // NaN where a block saw nothing, or the row is bad
-    if (gap <= 0) all.mass += __longlong_as_double(m.mass) * exp_scaled(gap, draw.log2_scale);
+    const float gap = __uint_as_float(messages[b].words[3]) - all.top;  // NaN for a bad row
+    if (gap <= 0) all.mass += __longlong_as_double(messages[b].words[2]) * exp_scaled(gap, draw.log2_scale);
   }
   return all;
 }
@@ -274,23 +267,36 @@ DEVICE Winner block_winner(Scratch& scratch, const Winner& mine) {
   return warp_winner(scratch.winners[lane_id() % WARPS]);
 }
 
-// The exact winner of a chunk whose tokens in play have been screened.
+// The exact winner of a chunk whose tokens in play have been screened: first the largest bound's score is worked out,
+// then those of all tokens whose bounds reach it.
 DEVICE Winner chunk_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block,
                            const Screen& screened, float top, const Threshold& threshold) {
   const float largest = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1]));
   if (largest == -INFINITY_F32) return NO_WINNER;
-  const bool mine = screened.best == largest;
-  const Winner first = block_winner(
-      scratch, settle(row, rows, draw, first_of_block, screened.vector, mine, false, threshold));
-  // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
-  const double score = value_of_score(first.score), offset = top / draw.temperature;
-  const double rounding = (fabs(score) + fabs(offset)) * 0x1p-49;
-  const float limit = static_cast<float>((score - offset - rounding) * LOG2_E - MARGIN);
-  const bool few = screened.best >= limit && !mine, many = screened.second >= limit;
-  if (!__syncthreads_or(few || many)) return first;
-  const Winner other =
-      block_winner(scratch, settle(row, rows, draw, first_of_block, screened.vector, few, many, threshold));
-  return first.loses_to(other) ? other : first;
+  Winner winner = NO_WINNER;
+  bool few = screened.best == largest, many = false;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    const Winner found =
+        block_winner(scratch, settle(row, rows, draw, first_of_block, screened.vector, few, many, threshold));
+    if (winner.loses_to(found)) winner = found;
+    // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
+    const double score = value_of_score(winner.score), offset = top / draw.temperature;
+    const double rounding = (fabs(score) + fabs(offset)) * 0x1p-49;
+    const float limit = static_cast<float>((score - offset - rounding) * LOG2_E - MARGIN);
+    few = screened.best >= limit && screened.best != largest, many = screened.second >= limit;
+    if (!__syncthreads_or(few || many)) break;
+  }
+  return winner;
+}
+
+DEVICE float largest_of_chunk(const Row& row, i32 first) {
+  Logits logits[VECTORS];
+  load_chunk(row, first, logits);
+  float top = -INFINITY_F32;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(logits[v]));
+  return top;
 }
 
 // One pass of the cluster over its row.
@@ -300,9 +306,7 @@ DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, con
   float mass = 0.0f;  // of this thread, relative to found.top
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
     const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    float top = -INFINITY_F32;
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(load_vector(row, first + v * THREADS)));
+    float top = largest_of_chunk(row, first);
     grid_dependency_launch();
     __syncthreads();  // readers of the chunk before
     top = value_of(block_max_key(order_key(top), scratch.warp_keys[0]));
@@ -329,7 +333,7 @@ DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, con
 
 // In float64: the mass above the threshold is below top_p of all mass.
 DEVICE bool exact_mass_is_below(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, float top,
-                                const Threshold& threshold, i32 pass) {
+                                const Threshold& threshold) {
   double above = 0, all = 0;
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
     for (i32 id = chunk * CHUNK - row.shift + threadIdx.x; id < min((chunk + 1) * CHUNK - row.shift, row.num_ids);
@@ -346,19 +350,13 @@ DEVICE bool exact_mass_is_below(Scratch& scratch, const Row& row, const Rows& ro
   __syncthreads();
   above = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
   all = warp_sum<WARPS>(scratch.warp_sums[1][lane_id() % WARPS]);
-  u64* place = reinterpret_cast<u64*>(&scratch.inbox[pass % 2][rows.block()]);
-  if (threadIdx.x < 2 * rows.cluster) {
-    store_remote(place + threadIdx.x % 2, threadIdx.x / 2, __double_as_longlong(threadIdx.x % 2 ? all : above));
-  }
-  cluster_arrive();
-  cluster_wait();
+  const u64 words[2] = {static_cast<u64>(__double_as_longlong(above)), static_cast<u64>(__double_as_longlong(all))};
+  const Message* messages = exchange_words(scratch, rows, words, 2, 2);
   above = all = 0;
   for (i32 b = 0; b < rows.cluster; ++b) {
-    above += __longlong_as_double(scratch.inbox[pass % 2][b].score);
-    all += __longlong_as_double(scratch.inbox[pass % 2][b].id_and_value);
+    above += __longlong_as_double(messages[b].words[0]);
+    all += __longlong_as_double(messages[b].words[1]);
   }
-  cluster_arrive();  // the next pass writes the inbox that has just been read
-  cluster_wait();
   return above < draw.top_p * REACHED * all;
 }
 
@@ -369,58 +367,56 @@ DEVICE int mass_is_below(double mass, double all, double top_p) {
   return gap < -MASS_MARGIN * all ? 1 : gap > MASS_MARGIN * all ? 0 : -1;  // -1: too near to say
 }
 
-struct Candidates {
-  double* scores;   // [S, N, F] descending, -inf behind the last
-  i32* token_ids;   // [S, N, F] global, -1 behind the last
+// What `target_draw` writes: tokens, or for a shard the winners of the row and of what is above each of them.
+struct Output {
+  i32* token_ids;   // [S, N], or [S, N, F] global, -1 behind the last
+  double* scores;   // [S, N, F] descending, -inf behind the last; null: no shard
   float* values;    // [S, N, F]
   float* top;       // [S, N], NaN for a bad row
   i32 capacity;     // F
+  DEVICE void write(i64 place, const Winner& winner, i32 first_id) const {
+    const bool none = winner.score == 0;
+    scores[place] = none ? -INFINITY_F32 : value_of_score(winner.score);
+    token_ids[place] = none ? -1 : first_id + winner.id;
+    values[place] = none ? -INFINITY_F32 : winner.value;
+  }
 };
 
-// Lists the winners of the row and of what is above each of them.
-DEVICE void list_candidates(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
-                            const Candidates& out) {
-  Threshold threshold = {-INFINITY_F32, -2147483647};
-  const i64 place = rows.index() * out.capacity;
-  const bool writes = rows.block() == 0 && threadIdx.x == 0;
-  bool ended = false;
-  for (i32 i = 0; i < out.capacity; ++i) {
-    Found found = {};
-    if (!ended) found = find_winner(scratch, row, rows, draw, threshold, false, i);
-    if (i == 0 && writes) out.top[rows.index()] = found.top < INFINITY_F32 ? found.top : NAN_F32;
-    ended = ended || found.winner.score == 0 || !(found.top < INFINITY_F32);
-    threshold = {found.winner.value, found.winner.id};
-    if (!writes) {
-      if (ended) return;
-      continue;
-    }
-    out.scores[place + i] = ended ? -INFINITY_F32 : value_of_score(found.winner.score);
-    out.token_ids[place + i] = ended ? -1 : rows.first_id + found.winner.id;
-    out.values[place + i] = ended ? -INFINITY_F32 : found.winner.value;
-  }
-}
-
-DEVICE i32 draw_token(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw) {
+DEVICE void run_passes(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, const Output& out) {
+  const bool lists = out.scores != nullptr, writes = rows.block() == 0 && threadIdx.x == 0;
   Threshold threshold = {-INFINITY_F32, -2147483647};
   double all = 0;
+  i32 token = -1;
+#pragma unroll 1
   for (i32 pass = 0;; ++pass) {
-    const Found found = find_winner(scratch, row, rows, draw, threshold, draw.top_p < 1, pass);
-    if (pass == 0) {
-      if (!(found.top < INFINITY_F32) || found.winner.score == 0) return -1;
-      if (draw.top_p >= 1) return rows.first_id + found.winner.id;
+    Found found = find_winner(scratch, row, rows, draw, threshold, !lists && draw.top_p < 1, pass);
+    const bool bad = !(found.top < INFINITY_F32);
+    if (bad) found.winner = NO_WINNER;
+    if (lists) {
+      if (writes && pass == 0) out.top[rows.index()] = bad ? NAN_F32 : found.top;
+      const bool ends = found.winner.score == 0 || pass + 1 == out.capacity;
+      const i32 last = ends ? out.capacity : pass + 1;
+      for (i32 i = pass; writes && i < last; ++i) {
+        out.write(rows.index() * out.capacity + i, i == pass ? found.winner : NO_WINNER, rows.first_id);
+      }
+      if (ends) return;
+    } else if (pass == 0) {
+      if (found.winner.score == 0) break;
+      token = rows.first_id + found.winner.id;
+      if (draw.top_p >= 1) break;
       all = found.mass;
     } else {
       int below = mass_is_below(found.mass, all, draw.top_p);
-      if (below < 0) {
-        below = exact_mass_is_below(scratch, row, rows, draw, found.top, threshold, pass + 1);
-      }
-      if (below) return rows.first_id + threshold.id;
+      if (below < 0) below = exact_mass_is_below(scratch, row, rows, draw, found.top, threshold);
+      if (below) break;
+      token = rows.first_id + found.winner.id;
     }
     threshold = {found.winner.value, found.winner.id};
   }
+  if (writes) out.token_ids[rows.index()] = token;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
             i32 cluster, const i64* stream, const i64* position, u64 seed, double temperature, double top_p,
             float log2_scale, i32* token_ids, double* scores, float* values, float* top, i32 capacity) {
@@ -432,62 +428,5 @@ target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_pe
   const NoiseKey key = {static_cast<u32>(seed), static_cast<u32>(seed >> 32),
                         static_cast<u32>(position[rows.index()]), static_cast<u32>(stream[rows.stream()])};
   const Draw draw = {key, temperature, top_p, log2_scale};
-  if (scores != nullptr) {
-    list_candidates(scratch, row, rows, draw, {scores, token_ids, values, top, capacity});
-    return;
-  }
-  const i32 token = draw_token(scratch, row, rows, draw);
-  if (rows.block() == 0 && threadIdx.x == 0) token_ids[rows.index()] = token;
-}
-
-// ---- the mass above each candidate, for shards -------------------------------------------------------------------
-
-struct MassScratch {
-  u64 ranks[MAX_CANDIDATES];  // ascending: candidates come by falling score, so each is more probable than the last
-  double mass[MAX_CANDIDATES + 1], of_block[MAX_CLUSTER][MAX_CANDIDATES + 1];
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-top_p_mass(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
-           i32 cluster, const float* values, const i32* token_ids, const float* top, i32 capacity, double temperature,
-           double* mass) {  // values, token_ids [S,N,F], top [S,N] of all shards; mass [S,N,F+1], all mass last
-  __shared__ MassScratch scratch;
-  const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
-  const Row row = rows.row();
-  cluster_begin();
-  grid_dependency_wait();
-  const i64 place = rows.index() * capacity;
-  for (i32 i = threadIdx.x; i < capacity; i += THREADS) {
-    const i32 id = token_ids[place + i];
-    scratch.ranks[i] = id < 0 ? ~u64(0) : rank_key(values[place + i], id);
-  }
-  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) scratch.mass[i] = 0;
-  __syncthreads();
-  const float largest = top[rows.index()];
-  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += cluster) {
-    for (i32 id = chunk * CHUNK - row.shift + threadIdx.x; id < min((chunk + 1) * CHUNK - row.shift, num_ids);
-         id += THREADS) {
-      if (id < 0) continue;
-      const float value = to_float(row.logits[id]);
-      const u64 rank = rank_key(value, first_id + id);
-      i32 passed = 0;  // candidates that this token is more probable than
-      while (passed < capacity && rank > scratch.ranks[passed]) ++passed;
-      atomicAdd(&scratch.mass[passed], exp((double(value) - largest) / temperature));
-    }
-  }
-  __syncthreads();
-  cluster_wait();
-  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) {
-    double sum = 0;  // above candidate i: what passed more than i of them; the last entry holds all
-    for (i32 passed = i < capacity ? i + 1 : 0; passed <= capacity; ++passed) sum += scratch.mass[passed];
-    store_remote(reinterpret_cast<u64*>(&scratch.of_block[rows.block()][i]), 0, __double_as_longlong(sum));
-  }
-  cluster_arrive();
-  if (rows.block() != 0) return;
-  cluster_wait();
-  for (i32 i = threadIdx.x; i <= capacity; i += THREADS) {
-    double sum = 0;
-    for (i32 b = 0; b < cluster; ++b) sum += scratch.of_block[b][i];
-    mass[rows.index() * (capacity + 1) + i] = sum;
-  }
+  run_passes(scratch, row, rows, draw, {token_ids, scores, values, top, capacity});
 }

@@ -19,11 +19,17 @@ MAX_K, MAX_CLUSTER = 256, 8  # as in the .cu
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _THREADS, _CHUNK_BYTES, _WARP = 512, 40960, 32
 _NO_TOKEN = 2**31 - 1
+_DYNAMIC_BYTES = 98_000  # of a block: with the static part within the 101,376 bytes of sm_89 and sm_120
 
 
 def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
     """Lists of all blocks, and candidates: k of the chunk before, k times what a thread holds of a chunk."""
     return 8 * k * (cluster + 1 + _CHUNK_BYTES // (item_bytes * _THREADS))
+
+
+def _fitting_cluster(k: int, cluster: int, item_bytes: int) -> int:
+    """Return how many blocks share a row when their lists have to fit as well: fewer than `cluster` above K = 250."""
+    return min(cluster, (_DYNAMIC_BYTES - _shared_bytes(k, 0, item_bytes)) // (8 * k))
 
 
 def _groups_per_warp(k: int, cluster: int) -> int:
@@ -35,7 +41,7 @@ def _groups_per_warp(k: int, cluster: int) -> int:
 
 def _build(dtype: torch.dtype) -> jit.Build:
     constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
-    most = _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize)
+    most = min(_DYNAMIC_BYTES, _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize))
     return jit.Build("draft_topk.cu", constants, shared_bytes=(("draft_topk", most),))
 
 
@@ -161,12 +167,13 @@ def _draft_topk(
     num_rows = nonfinite.numel()
     if num_rows == 0:
         return values, token_ids, nonfinite, lse
-    cluster = cluster_size(num_ids, logits.element_size(), logits.device)
+    item_bytes = logits.element_size()
+    cluster = _fitting_cluster(k, cluster_size(num_ids, item_bytes, logits.device), item_bytes)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
     jit.kernel(_build(logits.dtype), "draft_topk", logits.device).launch(
         num_rows * cluster, _THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
-        shared_bytes=_shared_bytes(k, cluster, logits.element_size()),
+        shared_bytes=_shared_bytes(k, cluster, item_bytes),
         cluster=cluster if cluster > 1 else None,
         overlap=True,
     )  # fmt: skip

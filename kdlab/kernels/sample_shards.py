@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_float, check_int, check_shape
-from kdlab.errors import ArgumentError
+from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels import reference_shards
 from kdlab.kernels.draft_topk import runs_kernel
 from kdlab.kernels.reference import TOP_P_REACHED
@@ -81,7 +81,8 @@ def merge_candidates(shards: Sequence[SampleShard]) -> SampleShard:
         raise ArgumentError("shards", "at least one", 0)
     sizes = check_shape("shards[0].scores", shards[0].scores, ("S", "N", "F"))
     for i, shard in enumerate(shards):
-        check_shape(f"shards[{i}].scores", shard.scores, [*sizes.values()])
+        for field, tensor in shard._asdict().items():
+            check_shape(f"shards[{i}].{field}", tensor, [*sizes.values()][: 2 if field == "top" else 3])
     scores, token_ids, values = (torch.cat(parts, dim=-1) for parts in zip(*(s[:3] for s in shards), strict=True))
     top = torch.stack([shard.top for shard in shards], dim=-1).amax(dim=-1)  # NaN if any is
     # How probable each is, 0 the most: by id, then by value without disturbing that.
@@ -133,6 +134,12 @@ def top_p_mass_shard(
             logits[..., :num_ids], candidates, first_id, temperature=temperature
         )
     _, token_ids, values, top = candidates
+    check_shape("candidates.token_ids", token_ids, values.shape)
+    check_shape("candidates.top", top, values.shape[:2])
+    named = {"token_ids": (token_ids, torch.int32), "values": (values, torch.float32), "top": (top, torch.float32)}
+    for name, (tensor, dtype) in named.items():
+        if tensor.dtype != dtype or tensor.device != logits.device:
+            raise ShapeError(f"candidates.{name}", f"{dtype} on {logits.device}", f"{tensor.dtype} on {tensor.device}")
     return _top_p_mass(logits, num_ids, first_id, values, token_ids, top, temperature)
 
 

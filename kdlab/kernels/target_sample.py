@@ -12,18 +12,22 @@ from kdlab.kernels.draft_topk import DTYPES, cluster_size, runs_kernel
 
 __all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "target_sample_cost"]
 
-MAX_CANDIDATES = 64  # as in the .cu
+MAX_CANDIDATES = 64  # as in top_p_mass.cu
+MIN_TEMPERATURE = 1e-30  # below, float64 itself has no room for logit / T
 _THREADS, _CHUNK_BYTES = 512, 40960
 _LOG2_E = 1.4426950408889634
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
-def _build(dtype: torch.dtype) -> jit.Build:
+_FILES = {"target_greedy": "target_sample.cu", "target_draw": "target_sample.cu", "top_p_mass": "top_p_mass.cu"}
+
+
+def _build(kernel: str, dtype: torch.dtype) -> jit.Build:
     constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
-    return jit.Build("target_sample.cu", constants)
+    return jit.Build(_FILES[kernel], constants)
 
 
-BUILDS = tuple(map(_build, DTYPES))
+BUILDS = tuple(dict.fromkeys(_build(kernel, dtype) for kernel in _FILES for dtype in DTYPES))
 
 
 def target_sample(
@@ -43,7 +47,7 @@ def target_sample(
 
     Args:
         logits: [S, N, V] any float dtype; on a GPU float32, bfloat16 or float16, the values of a row side by side.
-        temperature: >= 0; 0 is greedy, exact ties go to the smaller id.
+        temperature: >= 0; 0 is greedy, exact ties go to the smaller id. On a GPU 0 or at least 1e-30.
         top_p: 0 < top_p <= 1, at that temperature.
         seed: 0 <= seed < 2^64.
         stream: [S] int64, index of the prompt.
@@ -91,14 +95,14 @@ def as_signed(seed: int) -> int:
 
 
 def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object) -> None:
-    """Launch a kernel of target_sample.cu over all rows; `args` follow what all of them take."""
+    """Launch one of the sampling kernels over all rows; `args` follow what all of them take."""
     num_rows = logits.shape[0] * logits.shape[1]
     if num_rows == 0:
         return
     cluster = cluster_size(num_ids + first_id % 4, logits.element_size(), logits.device)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     rows = (logits, *strides, logits.shape[1], num_ids, first_id, cluster)
-    jit.kernel(_build(logits.dtype), name, logits.device).launch(
+    jit.kernel(_build(name, logits.dtype), name, logits.device).launch(
         num_rows * cluster, _THREADS, *rows, *args, cluster=cluster if cluster > 1 else None, overlap=True
     )
 
@@ -106,7 +110,12 @@ def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object
 def noise_arguments(
     temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
 ) -> tuple[object, ...]:
-    """Return what `target_draw` takes to make noise: its float32 factor never overflows, so 0 times it is 0."""
+    """Return what `target_draw` takes to make noise: its float32 factor never overflows, so 0 times it is 0.
+
+    Raises:
+        ArgumentError: a temperature below MIN_TEMPERATURE.
+    """
+    check_float("temperature", temperature, minimum=MIN_TEMPERATURE)
     log2_scale = min(max(_LOG2_E / temperature, _SMALLEST), _LARGEST)
     key = stream.contiguous(), position.contiguous(), np.uint64(seed % 2**64)
     return *key, np.float64(temperature), np.float64(top_p), np.float32(log2_scale)

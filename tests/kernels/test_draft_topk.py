@@ -80,6 +80,18 @@ def test_hostile_rows_equal_the_reference(vocab, dtype):
 
 
 @gpu
+@pytest.mark.parametrize("k", [8, 64, 224, 256])
+def test_more_threads_than_k_full_of_equal_logits_do_not_overflow(k):
+    """Every vector of a few threads more than K, in one block: the most candidates that a block can meet."""
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.zeros(1, 2, 163_840, dtype=dtype, device="cuda")
+        per_vector = 16 // dtype.itemsize
+        chunk = 40_960 // dtype.itemsize
+        logits[0, 0, :chunk].view(5, 512, per_vector)[:, : k + k // 8] = 2.0
+        assert_same_topk(draft_topk(logits, k), logits)
+
+
+@gpu
 def test_a_wrong_answer_is_noticed():
     logits = random_logits(1, 2, 5000)
     good = draft_topk(logits, 16)

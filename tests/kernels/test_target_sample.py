@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
-from kdlab.kernels.sample_shards import choose_token, merge_candidates, target_sample_shard, top_p_mass_shard
+from kdlab.kernels.sample_shards import target_sample_shard, top_p_mass_shard
 from kdlab.kernels.target_sample import target_sample, target_sample_cost
 from tests.kernels.compare import guarded_allocations
 
@@ -196,55 +196,6 @@ def test_a_graph_replays_with_other_data(sampler):
         assert tokens.tolist() == on_cpu(logits, settings).tolist()
 
 
-def sample_sharded(logits, num_shards, settings, reverse=False):
-    """What the ranks do, one after the other; padding columns hold what must not be read."""
-    vocab, device = logits.shape[-1], logits.device
-    width = -(-vocab // num_shards)
-    parts = []
-    for rank in range(num_shards):
-        first = min(rank * width, vocab)
-        own = logits[..., first : first + width]
-        padded = torch.full((*logits.shape[:2], width + 8), torch.nan if rank % 2 else 1e4, dtype=logits.dtype)
-        padded = padded.to(device)
-        padded[..., : own.shape[-1]] = own
-        parts.append((padded, {"first_id": first, "num_ids": own.shape[-1]}))
-    shards = [target_sample_shard(padded, **columns, **settings) for padded, columns in parts]
-    candidates = merge_candidates(shards[::-1] if reverse else shards)
-    mass, top_p, temperature = None, settings["top_p"], settings["temperature"]
-    if temperature > 0 and top_p < 1:
-        masses = [top_p_mass_shard(p, candidates, **columns, temperature=temperature) for p, columns in parts]
-        mass = torch.stack(masses).sum(0)
-    return choose_token(candidates, mass, top_p=top_p)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("num_shards", [1, 2, 8])
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-def test_shards_draw_the_same_token(sampler, num_shards, device):
-    for vocab, dtype in ((41, torch.float32), (1000, torch.bfloat16), (163_840, torch.bfloat16)):
-        if device == "cpu" and vocab > 1000:
-            continue
-        logits = random_logits(2, 12, vocab, device=device, dtype=dtype, seed=num_shards)
-        logits[0, 0] = logits[0, 0].round()
-        logits[0, 1], logits[0, 2, vocab // 2], logits[1, 3, -1] = -torch.inf, torch.nan, torch.inf
-        logits[1, 4, : vocab // 2] = -torch.inf
-        settings = options(sampler, 2, 12, device)
-        whole = target_sample(logits, **settings)
-        for reverse in (False, True):
-            assert sample_sharded(logits, num_shards, settings, reverse).tolist() == whole.tolist()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_shards_that_forget_their_first_id_are_noticed(device):
-    logits = random_logits(1, 30, 1000, device=device)
-    settings = options((1.0, 0.9), 1, 30, device)
-    halves = [logits[..., :500], logits[..., 500:]]
-    shards = [target_sample_shard(half, first_id=0, **settings) for half in halves]
-    mass = sum(top_p_mass_shard(half, merge_candidates(shards), first_id=0, temperature=1.0) for half in halves)
-    tokens = choose_token(merge_candidates(shards), mass, top_p=0.9)
-    assert tokens.tolist() != target_sample(logits, **settings).tolist()
-
-
 @gpu
 def test_offsets_pass_two_to_the_31():
     logits = torch.full((1, 13_108, 163_840), -1.0, dtype=torch.float16, device="cuda")
@@ -266,8 +217,8 @@ def test_opcheck():
         torch.library.opcheck(
             torch.ops.kdlab.target_sample_shard.default, (logits, 400, 100, capacity, temperature, 0.9, -7, *key)
         )
-    _, ids, values, top = target_sample_shard(logits, first_id=0, **settings)
-    torch.library.opcheck(torch.ops.kdlab.top_p_mass.default, (logits, 400, 100, values, ids, top, 1.0))
+    _, token_ids, values, top = target_sample_shard(logits, first_id=0, **settings)
+    torch.library.opcheck(torch.ops.kdlab.top_p_mass.default, (logits, 400, 100, values, token_ids, top, 1.0))
 
 
 def test_fake_tensors_have_the_right_shapes():
@@ -306,13 +257,6 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(error, match=match):
             target_sample(logits, **(settings | change))
-    with pytest.raises(ArgumentError, match="num_ids"):
-        target_sample_shard(logits, first_id=0, num_ids=17, **settings)
-    with pytest.raises(ArgumentError, match="shards"):
-        merge_candidates([])
-    shard = target_sample_shard(logits, first_id=0, **settings)
-    with pytest.raises(ArgumentError, match="temperature"):
-        top_p_mass_shard(logits, shard, first_id=0, temperature=0.0)
 
 
 @gpu
@@ -322,6 +266,8 @@ def test_what_the_kernel_cannot_read_is_refused():
         target_sample(random_logits(1, 2, 600).double(), **settings)
     with pytest.raises(ShapeError, match="side by side"):
         target_sample(random_logits(1, 600, 2).transpose(1, 2), **settings)
+    with pytest.raises(ArgumentError, match="temperature"):
+        target_sample(random_logits(1, 2, 600), **(settings | {"temperature": 1e-31}))
 
 
 def test_the_cost_is_one_read():
