@@ -15,17 +15,18 @@
 constexpr u32 BOX_BYTES = 64 * 128;
 constexpr u64 SWIZZLE_128B = u64(1) << 62;
 
-DEVICE u64 descriptor(u32 address, u32 leading_bytes, u32 stride_bytes) {
-  // In a cluster the upper bits of an address name the block: they must not reach the next field.
-  return SWIZZLE_128B | u64(stride_bytes >> 4) << 32 | u64(leading_bytes >> 4) << 16 | u64((address & 0x3ffff) >> 4);
+// `place` is an address in units of 16 bytes, without the upper bits that name a block of a cluster.
+DEVICE u64 descriptor(u32 place, u32 leading_bytes, u32 stride_bytes) {
+  return SWIZZLE_128B | u64(stride_bytes >> 4) << 32 | (place + (leading_bytes >> 4 << 16));
 }
 
-// Rows are M or N, the 128 bytes run along K (64 values): + 2 moves on by 16 values of K. Groups of 8 rows lie 1,024
-// bytes apart; a row is one swizzle atom wide, so the leading offset is not read.
-DEVICE u64 descriptor_k_major(u32 address) { return descriptor(address, 16, 1024); }
+// Rows are M or N, the 128 bytes run along K (64 values): 2 places further on are the next 16 values of K. Groups of
+// 8 rows lie 1,024 bytes apart; a row is one swizzle atom wide, so the leading offset is not read.
+DEVICE u64 descriptor_k_major(u32 place) { return descriptor(place, 16, 1024); }
 
-// Rows are K, the 128 bytes run along N: + 128 moves on by 16 rows of K; the next 64 values of N stand in the next box.
-DEVICE u64 descriptor_n_major(u32 address) { return descriptor(address, BOX_BYTES, 1024); }
+// Rows are K, the 128 bytes run along N: 128 places further on are the next 16 rows of K; the next 64 values of N
+// stand in the next box.
+DEVICE u64 descriptor_n_major(u32 place) { return descriptor(place, BOX_BYTES, 1024); }
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------
 
@@ -146,6 +147,15 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, u32 barrier
       : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// The same into the same place of all blocks of the cluster whose bits are set, and their own barriers.
+DEVICE void copy_box_to_all(u32 shared, const TensorMap& map, int x, int y, u32 barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3}], [%4], %5;"
+      :
+      : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+      : "memory");
+}
 DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
@@ -154,8 +164,33 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 
       : "memory");
 }
 
+// `bytes` (a multiple of 16) from global to shared memory as they stand; they arrive at `barrier`.
+DEVICE void copy_bytes(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// One box from shared to global memory, as a group of its own; what lies outside the map is left out. The wait is for
+// all of this thread's groups to have read shared memory.
+DEVICE void copy_box_out(const TensorMap& map, int x, int y, int z, u32 shared) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
+               :
+               : "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+DEVICE void copy_out_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Waits for all that this thread asked for with copy_async of any size (mma.cuh).
+DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Between this thread's ordinary writes to shared memory and a barrier after which wgmma or TMA meets them.
 DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same for shared and global memory.
+DEVICE void async_proxy_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Four 8 x 8 matrices of 16-bit values to shared memory: the reverse of load_matrices (mma.cuh).
 DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
@@ -165,11 +200,65 @@ DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
                : "memory");
 }
 
-// ---- named barriers: 1..15, all of whose threads either wait or only arrive ------------------------------------------
+// ---- named barriers: 1..15, all of whose threads either wait or only arrive ----------------------------------------
 
 DEVICE void barrier_wait(int number, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
 }
 DEVICE void barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
+
+// ---- clusters ----------------------------------------------------------------------------------------------------
+
+// All threads of all blocks of the cluster; writes before it are seen after it.
+DEVICE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The same where there are no writes to see.
+DEVICE void cluster_barrier_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// The address, for load_remote, of what stands at `shared` in the block of this rank.
+DEVICE u32 remote_address(u32 shared, int rank) {
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+DEVICE float load_remote(u32 address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+DEVICE uint4 load_remote_vec(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// An arrival at a barrier of another block, whose address remote_address gives; and the wait for one.
+DEVICE void mbarrier_arrive_remote(u32 address) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
+}
+DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  u32 done = 0;
+#ifdef HANG_TRAP
+  const i64 start = clock64();
+#endif
+  while (true) {
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    if (done) return;
+#ifdef HANG_TRAP
+    if (clock64() - start > 100000000) asm volatile("trap;");
+#endif
+  }
 }

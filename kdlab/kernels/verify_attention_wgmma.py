@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +15,71 @@ from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 _DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 _THREADS, _SHARED_BYTES = 256, 231_424
 _TILE, _LATENT_DIM = 64, 512
+_PLAN_PLACE = 64
+"""Where dynamic shared memory begins on Hopper in a kernel without any other, in units of 16 bytes."""
 _PARTIALS = 2
-"""Tiles that a block of the grid may share with others: the one that it begins with and the one that it ends with."""
+"""Tiles that a cluster may share with others: the one that it begins with and the one that it ends with."""
+_SHORT = 10
+"""Key blocks a thread block up to which merging within a cluster alone is best (measured on an H200)."""
+_MAX_PARTS = 8
+"""Parts of a tile in global memory that its last block merges in about the time of four key blocks."""
 _MAX_MAPS = 4096
 _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
 
 
-def build_wgmma(dtype: torch.dtype, *defines: tuple[str, str | int]) -> Build:
-    """Return the build of one dtype, with further constants."""
-    everything = (("DTYPE", _DTYPE_DEFINE[dtype]), *defines)
-    return Build("verify_attention_wgmma.cu", everything, HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),))
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How the blocks of a cluster work together."""
+
+    split: int  # blocks that share the keys of one tile and merge their sums
+    pair: bool = False  # two blocks take two tiles and share the keys that they fetch
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return 2 if self.pair else self.split
 
 
-BUILDS = tuple(build_wgmma(dtype) for dtype in _DTYPE_DEFINE)
+MODES = (Mode(1), Mode(1, pair=True), Mode(2), Mode(4), Mode(8))
+FIXED = Mode(8)
+"""Of `fixed_split`: how a tile's keys are split must not depend on how many tiles there are."""
+
+
+def build_wgmma(dtype: torch.dtype, mode: Mode) -> Build:
+    """Return the build of one dtype and one mode."""
+    defines = (("DTYPE", _DTYPE_DEFINE[dtype]), ("CLUSTER", mode.split), ("PAIR", int(mode.pair)))
+    return Build("verify_attention_wgmma.cu", defines, HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),))
+
+
+BUILDS = tuple(build_wgmma(dtype, mode) for dtype in _DTYPE_DEFINE for mode in MODES)
+
+
+def choose_mode(num_tiles: int, max_blocks: int, units: Mapping[int, int]) -> Mode:
+    """Return how to work on a batch. The lengths themselves stand on the device; the block table bounds them.
+
+    Args:
+        num_tiles: of 64 (row, head) pairs, those of unused rows too.
+        max_blocks: of 64 keys, that a stream may have.
+        units: clusters that run at once, by their size.
+    """
+    sizes = [size for size in (8, 4, 2, 1) if num_tiles <= units[size]]
+    if not sizes:
+        return Mode(1)
+    if max_blocks <= _SHORT * sizes[0]:
+        return Mode(sizes[0])
+
+    def busy(size: int) -> int:
+        parts = units[size] // num_tiles
+        return size * num_tiles * parts if parts <= _MAX_PARTS else 0
+
+    return Mode(max(sizes, key=busy))
+
+
+@functools.cache
+def _units(device: torch.device) -> Mapping[int, int]:
+    program = kernel(build_wgmma(torch.bfloat16, MODES[0]), "verify_attention_wgmma", device)
+    return {1: num_sms(device)} | {n: program.max_clusters(_THREADS, _SHARED_BYTES, n) for n in (2, 4, 8)}
 
 
 def run_wgmma(
@@ -52,19 +104,24 @@ def run_wgmma(
         raise NotSupported("q", "bfloat16 or float16 for impl='wgmma'", q.dtype)
     if (width, o.shape[-1]) != (_LATENT_DIM + _TILE, _LATENT_DIM):
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))
-    if fixed_split:
-        raise NotSupported("fixed_split", "False for impl='wgmma'", fixed_split)
-    grid = num_sms(q.device)
-    parts = torch.empty(_PARTIALS * grid * _TILE * (_LATENT_DIM + 1), dtype=torch.float32, device=q.device)
-    outputs = (o, lse, parts, parts[_PARTIALS * grid * _TILE * _LATENT_DIM :], _counters(q.device, grid))
+    num_tiles = num_streams * -(-num_rows * num_heads // _TILE)
+    units = _units(q.device)
+    mode = FIXED if fixed_split else choose_mode(num_tiles, block_table.shape[1], units)
+    grid = units[mode.cluster] * mode.cluster
+    sums = _PARTIALS * grid // mode.split * _TILE * _LATENT_DIM
+    parts = torch.empty(sums + _PARTIALS * grid * _TILE, dtype=torch.float32, device=q.device)
+    outputs = (o, lse, parts, parts[sums:], _counters(q.device))
     inputs = (
         tensor_map(q.data_ptr(), (num_streams, num_rows * num_heads, width), (1, _TILE, 64)),
         tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (_TILE, 64)),
+        tensor_map(o.data_ptr(), (num_streams, num_rows * num_heads, _LATENT_DIM), (1, _TILE, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
-    sizes = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1])
-    program = kernel(build_wgmma(q.dtype), "verify_attention_wgmma", q.device)
-    program.launch(grid, _THREADS, *inputs, *outputs, *sizes, scale * math.log2(math.e), shared_bytes=_SHARED_BYTES)
+    sizes = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], int(fixed_split), _PLAN_PLACE)
+    program = kernel(build_wgmma(q.dtype, mode), "verify_attention_wgmma", q.device)
+    args = (*inputs, *outputs, *sizes, scale * math.log2(math.e))
+    shape = None if mode.cluster == 1 else mode.cluster
+    program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, cluster=shape, overlap=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +150,13 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> An
 _rings: dict[torch.device, tuple[Tensor, list[int]]] = {}
 
 
-def _counters(device: torch.device, grid: int) -> Tensor:
+def _counters(device: torch.device) -> Tensor:
     """Return counters that are zero: the kernel leaves them so, and calls take turns with the sets of a ring."""
+    count = num_sms(device)
     if device not in _rings:
         if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(grid, dtype=torch.int32, device=device)
-        _rings[device] = (torch.zeros(_COUNTER_SETS, grid, dtype=torch.int32, device=device), [0])
+            return torch.zeros(count, dtype=torch.int32, device=device)
+        _rings[device] = (torch.zeros(_COUNTER_SETS, count, dtype=torch.int32, device=device), [0])
         torch.cuda.synchronize(device)
     ring, turn = _rings[device]
     turn[0] = (turn[0] + 1) % _COUNTER_SETS

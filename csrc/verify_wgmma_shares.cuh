@@ -1,0 +1,274 @@
+// csrc/verify_wgmma_shares.cuh: which key blocks of which tiles a unit (a cluster) works on, and what the parts of the
+//   wgmma kernel have in common. Part of csrc/verify_attention_wgmma.cu.
+//   Warp 0 finds its unit's work from the lengths in global memory, so the host need not know them. Of the used tiles
+//     whole  tile i * units + unit in round i, or
+//     even   few tiles: part u / tiles of tile u % tiles for unit u, all parts equal, or
+//     list   the tiles of the last full round and of the incomplete one as one list, in which a tile of n key blocks is
+//            n + OVERHEAD * CLUSTER places long: every unit gets an equal share of it
+//   by what is likely to be fastest. Units side by side walk over the same keys at the same time in each of them, so
+//   that a key is read from device memory once and from the L2 cache by the others.
+#pragma once
+
+#include "hopper.cuh"
+
+#ifndef PAIR
+#define PAIR 0
+#endif
+
+struct Config {
+  static constexpr int LATENT = 512, PAGE = 64, TILE = 64, THREADS = 256;
+  static constexpr int Q_BOXES = LATENT / 64, K_BOXES = Q_BOXES + 1, ROPE_BOX = Q_BOXES;  // of 64 columns
+  // Where q, p and k begin in Plan (NVRTC knows no offsetof).
+  static constexpr u32 Q_OFFSET = 0, P_OFFSET = Q_BOXES * BOX_BYTES, K_OFFSET = P_OFFSET + 2 * BOX_BYTES;
+  static constexpr int PIECES = 32 / CLUSTER;   // float4 of a thread's 128 sums that one block of a cluster merges
+  static constexpr int SLOTS = 9;               // groups of pieces under way in a merge
+  static constexpr int BARRIERS = 3 * K_BOXES + SLOTS + 2;
+  static constexpr int OVERHEAD = 3, MERGE = 3, MIN_SHARE = 2;  // in key blocks a block: start and end of a segment;
+                                                                // a merge over units; least work of a unit
+  static constexpr float STALE = 8.0f;  // log2 by which a row's maximum may grow before its sums are rescaled
+};
+static_assert(Config::PAGE == 64 && Config::TILE == 64, "a page is one block of keys, and a box has 64 rows");
+static_assert(CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4 || CLUSTER == 8, "pieces come in groups of four");
+static_assert(Config::STALE < 15.0f, "probabilities up to 2^STALE must fit half");
+
+// One unit's share of a tile.
+struct Segment {
+  int stream, prefix, nodes;  // of the stream
+  int first_pair;             // of the tile, row * H + head
+  int begin, end;             // key blocks
+  int first_unit, stride;     // units that share the tile: first_unit, first_unit + stride, ...
+  int parts;                  // so many
+  bool together;              // with -DPAIR=1: the other block of the cluster works on the same keys
+};
+
+struct List {
+  int rounds;         // of tiles that are not in the list: tile i * gridDim / CLUSTER + unit in round i
+  int dealt, length;  // tiles in them, and length of the list of the rest
+  int units;          // that share the list
+  int parts, tiles;   // parts > 1: unit u gets part u / tiles of tile u % tiles instead
+  bool unused;        // there are tiles without a used row
+};
+
+// Where a unit stands.
+struct Cursor {
+  int round;
+  int place, end;  // of its share of the list
+};
+
+struct Plan {                                      // shared memory
+  alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];  // later the weights of a merge
+  u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q
+  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair; later sums that are merged
+  float max[2][Config::TILE], sum[2][Config::TILE];
+  float last_max[Config::TILE], last_sum[Config::TILE];  // of this block's part of a segment, for the cluster
+  // mbarriers, Config::BARRIERS of them
+  u64 q_full[Config::K_BOXES], k_full[2][Config::K_BOXES], slot_full[Config::SLOTS];
+  u64 peer_free[2];  // the other block of a pair is through with its half of k[0], k[1]
+  Segment segment[2];   // under way and next, in turns
+  bool valid[2];        // there is such a segment
+  int page[4];          // that the leaders asked for
+  int next_page[2];     // of the next segment's first two key blocks where they are fetched ahead, else -1
+  List list;
+  Cursor cursor;
+  u32 peer_parity[2];   // of the next use of peer_free
+  bool next_together;
+  u32 slot_parity;      // bit i: of the next use of slot_full[i]
+  int arrived;
+};
+static_assert(Config::P_OFFSET == sizeof(Plan::q), "p stands behind q");
+static_assert(Config::K_OFFSET == sizeof(Plan::q) + sizeof(Plan::p), "k stands behind p");
+static_assert(sizeof(Plan) <= 227 * 1024, "dynamic shared memory of one sm_90 block");
+static_assert(sizeof(Plan::k) == Config::SLOTS * 4 * Config::THREADS * sizeof(float4), "SLOTS groups of four pieces");
+static_assert(sizeof(Plan::k) >= 32 * Config::THREADS * sizeof(float4), "all sums of a block");
+
+struct Params {
+  const i32* block_table;  // [S, M]
+  const i32* prefix_len;   // [S]
+  const u32* ancestors;    // [S, N, W]
+  const i32* num_nodes;    // [S]
+  Scalar* o;               // [S, N, H, 512]
+  float* lse;              // [S, N, H]
+  float* partial;          // [2 * units, CLUSTER, PIECES, THREADS, 4], normalised
+  float* partial_lse;      // [2 * units, CLUSTER, 64], log2
+  u32* counters;           // [units, CLUSTER], zero before and after
+  int num_streams, num_rows, num_heads, num_words, table_width;
+  int fixed_split;         // a row's result depends on its own stream alone: no lists, and the prefix decides the parts
+  float scale_log2;
+};
+
+enum Barrier { P0_READY = 1, P1_READY, GROUP0, GROUP1 };  // numbers; 0 is __syncthreads
+
+constexpr float NO_KEY = -1e30f;  // a row's maximum before its first key
+
+// blockIdx.x, read where it is used: one register less to keep.
+DEVICE int block_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+// A lane's stream: 32 of them are looked at at a time.
+struct Stream {
+  u32 prefix, nodes;
+  u32 tiles;          // used ones, 0 behind the last stream
+  u32 size;           // places of one of them: all count as long as the last
+  u32 tiles_before;   // of the streams before
+};
+
+DEVICE u32 key_blocks(const Params& p, u32 prefix, u32 rows) {
+  return min((prefix + rows + Config::PAGE - 1) / Config::PAGE, u32(p.table_width));
+}
+
+// Sum over the lanes before.
+DEVICE u32 sum_before(u32 value) {
+  u32 sum = value;
+#pragma unroll
+  for (int offset = 1; offset < WARP; offset *= 2) {
+    const u32 other = __shfl_up_sync(FULL_MASK, sum, offset);
+    sum += lane_id() >= offset ? other : 0;
+  }
+  return sum - value;
+}
+
+DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
+  const int stream = first_stream + lane_id();
+  Stream s = {0, 0, 0, 0, tiles_before};
+  if (stream < p.num_streams) {
+    s.prefix = min(max(p.prefix_len[stream], 0), p.table_width * Config::PAGE);
+    s.nodes = min(max(p.num_nodes[stream], 0), p.num_rows);
+    s.tiles = (s.nodes * p.num_heads + Config::TILE - 1) / Config::TILE;
+    s.size = key_blocks(p, s.prefix, s.nodes) + Config::OVERHEAD * CLUSTER;
+  }
+  if (p.num_streams > 1) s.tiles_before += sum_before(s.tiles);
+  return s;
+}
+
+// Brings the block table into L1, while warp 0 makes the list: a segment's first page is on the way to its first key.
+DEVICE void warm_table(const Params& p) {
+  constexpr int WORDS = 32;  // of a cache line
+  const int word = (threadIdx.x - WARP) * WORDS;
+  if (word < p.num_streams * p.table_width) {
+    asm volatile("{.reg .b32 t; ld.global.ca.b32 t, [%0];}" : : "l"(p.block_table + word) : "memory");
+  }
+}
+
+// Warp 0 makes the list and finds the segments.
+DEVICE List make_list(const Params& p) {
+  const u32 all_units = gridDim.x / CLUSTER;
+  u32 tiles = 0, longest = 0;
+#pragma unroll 1
+  for (int first = 0; first < p.num_streams; first += WARP) {
+    const Stream s = load_stream(p, first, 0);
+    tiles += __reduce_add_sync(FULL_MASK, s.tiles);
+    longest = max(longest, __reduce_max_sync(FULL_MASK, s.tiles > 0 ? s.size : 0));
+  }
+  const bool unused = tiles < p.num_streams * cdiv(u32(p.num_rows * p.num_heads), u32(Config::TILE));
+  const u32 rounds = tiles < all_units ? 0 : tiles / all_units;
+  const List whole = {int(rounds * all_units == tiles ? rounds : rounds + 1), int(tiles), 0, 1, 1, int(tiles), unused};
+  if (rounds * all_units == tiles || p.fixed_split || PAIR) return whole;
+  const u32 whole_cost = cdiv(longest, u32(CLUSTER));
+  if (whole_cost <= Config::OVERHEAD + Config::MERGE) return whole;
+  // Few tiles: each in so many equal parts, all of which walk over the same keys at the same time.
+  if (rounds == 0 && 2 * tiles <= all_units) {
+    constexpr u32 LEAST = (Config::MIN_SHARE + Config::OVERHEAD) * CLUSTER;
+    const u32 parts = min(all_units / tiles, longest / LEAST);
+    if (parts <= 1) return whole;
+    if (8 * parts * tiles >= 7 * all_units || parts < all_units / tiles) {
+      List even = whole;
+      even.parts = parts;
+      return even;
+    }
+  }
+  // The last full round is in the list too, so that a tile has few parts.
+  const u32 dealt = (max(rounds, 1u) - 1) * all_units;
+  u32 length = 0;
+#pragma unroll 1
+  for (int first = 0, before = 0; first < p.num_streams; first += WARP) {
+    const Stream s = load_stream(p, first, before);
+    const u32 rest = s.tiles - min(s.tiles, max(dealt, s.tiles_before) - s.tiles_before);
+    length += __reduce_add_sync(FULL_MASK, rest * s.size);
+    before += __reduce_add_sync(FULL_MASK, s.tiles);
+  }
+  constexpr u32 LEAST = (Config::MIN_SHARE + Config::OVERHEAD) * CLUSTER;
+  const u32 units = min(all_units, max(length / LEAST, 1u));
+  // Blocks of a cluster do not walk over the same keys as their neighbours', so a list must gain more there.
+  const u32 cost = cdiv(length, units * CLUSTER) + Config::OVERHEAD + Config::MERGE;
+  if (whole_cost * (rounds > 0 ? 2 : 1) <= cost + (CLUSTER > 1 ? cost / 8 : 0)) return whole;
+  return {int(max(rounds, 1u) - 1), int(dealt), int(length), int(units), 1, int(tiles), unused};
+}
+
+DEVICE Cursor make_cursor(const List& list) {
+  if (list.length == 0) return {0, 0, 0};
+  const u32 unit = block_index() / CLUSTER;
+  const auto start = [&](u32 i) { return int(min(i, u32(list.units)) * u32(list.length) / u32(list.units)); };
+  return {0, start(unit), start(unit + 1)};
+}
+
+// The part of the unit's next segment that this block works on; false where there is none. A share is taken from its
+// end, the beginning of a tile before the end of the tile before it: so all units walk over the same keys at a time.
+DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segment& segment) {
+  const u32 unit = block_index() / CLUSTER, rank = block_index() % CLUSTER;
+  Cursor at = cursor;
+#pragma unroll 1
+  while (at.round < list.rounds || at.place < at.end) {
+    const bool whole = at.round < list.rounds;
+    const u32 part = list.parts > 1 ? unit / list.tiles : 0;
+    u32 tile_wanted = at.round * (gridDim.x / CLUSTER) + unit;  // of all used tiles
+    if (list.parts > 1) tile_wanted = part < u32(list.parts) ? unit % list.tiles : list.tiles;
+    bool found = false, nothing = true;
+    u32 before = 0, places_before = 0;
+#pragma unroll 1
+    for (int first = 0; first < p.num_streams && nothing; first += WARP) {
+      const Stream s = load_stream(p, first, before);
+      u32 tile = tile_wanted - s.tiles_before, start = 0, next_end = at.end;
+      bool mine = tile < s.tiles;  // wraps round where the tile is before
+      if (!whole) {
+        const u32 dealt = min(s.tiles, max(u32(list.dealt), s.tiles_before) - s.tiles_before);
+        const u32 span = (s.tiles - dealt) * s.size;
+        start = places_before + (p.num_streams > 1 ? sum_before(span) : 0);
+        mine = at.end - 1 - start < span;
+        const u32 number = mine ? (at.end - 1 - start) / s.size : 0;
+        tile = dealt + number, start += number * s.size;
+        next_end = start;
+        places_before += __reduce_add_sync(FULL_MASK, span);
+      }
+      before += __reduce_add_sync(FULL_MASK, s.tiles);
+      const u32 ballot = __ballot_sync(FULL_MASK, mine);
+      if (ballot == 0) continue;
+      nothing = false;
+      if (mine) {
+        const bool odd = PAIR && block_index() % 2 == 1, together = PAIR && (odd ? tile > 0 : tile + 1 < s.tiles);
+        const u32 last_tile = together && !odd ? tile + 1 : tile;  // both blocks of a pair take the same keys
+        const u32 rows = min(s.nodes, (last_tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1);
+        const u32 blocks = key_blocks(p, s.prefix, rows), zero = start + Config::OVERHEAD * CLUSTER;
+        u32 begin = 0, end = blocks, first_unit = 0, stride = 1, parts = 1;
+        if (!whole) {
+          const auto unit_of = [&](u32 block) { return ((zero + block + 1) * list.units - 1) / list.length; };
+          begin = max(u32(at.place), zero) - zero, end = min(max(u32(at.end), zero) - zero, blocks);
+          first_unit = unit_of(0), parts = unit_of(blocks - 1) - first_unit + 1;
+        } else if (list.parts > 1) {
+          parts = min(u32(list.parts), blocks), first_unit = tile_wanted, stride = list.tiles;
+          begin = min(part, parts) * blocks / parts, end = min(part + 1, parts) * blocks / parts;
+        }
+        found = begin < end;
+        // With fixed_split what a block gets depends on the prefix alone, and the last one gets the tree.
+        const u32 shared = (p.fixed_split ? min(s.prefix / Config::PAGE, blocks) : end) - begin;
+        const bool last = p.fixed_split && rank + 1 == CLUSTER;
+        end = last ? end : begin + shared * (rank + 1) / CLUSTER, begin += shared * rank / CLUSTER;
+        segment = {first + lane_id(), int(s.prefix), int(s.nodes), int(tile * Config::TILE), int(begin),
+                   int(end),          int(first_unit), int(stride), int(parts), together};
+      }
+      const int lane = __ffs(ballot) - 1;
+      found = __shfl_sync(FULL_MASK, found, lane);
+      at.end = __shfl_sync(FULL_MASK, int(next_end), lane);
+    }
+    if (nothing && !whole) at.end = at.place;
+    at.round += whole ? 1 : 0;
+    if (found) {
+      __syncwarp();
+      if (lane_id() == 0) cursor = at;
+      return true;
+    }
+  }
+  return false;
+}

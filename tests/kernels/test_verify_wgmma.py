@@ -1,0 +1,92 @@
+"""What the Hopper kernel has beside the other implementations: modes, shares of tiles, counters, tensor maps."""
+
+import pytest
+import torch
+
+from kdlab.errors import NotSupported
+from kdlab.kernels import verify_attention_wgmma as wgmma
+from kdlab.kernels.verify_attention import verify_attention
+from kdlab.kernels.verify_attention_wgmma import FIXED, MODES, choose_mode
+from tests.kernels.compare import assert_within_budget
+from tests.kernels.verify_cases import SCALE, make_case
+
+UNITS = {1: 132, 2: 66, 4: 30, 8: 15}  # of an H200
+
+
+def test_few_tiles_are_split_as_far_as_blocks_are_free():
+    assert [choose_mode(tiles, 17, UNITS).split for tiles in (1, 15, 17, 65, 72, 520)] == [8, 8, 4, 2, 1, 1]
+    assert [choose_mode(tiles, 1025, UNITS).split for tiles in (1, 5, 9, 17, 33, 40, 65)] == [8, 8, 2, 1, 2, 1, 2]
+
+
+def test_modes_have_the_clusters_that_they_need():
+    assert [mode.cluster for mode in MODES] == [1, 2, 2, 4, 8]
+    assert FIXED in MODES
+    assert len({str(build) for build in wgmma.BUILDS}) == 2 * len(MODES)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 576), (torch.bfloat16, 320)])
+def test_other_dtypes_and_widths_are_refused(dtype, width):
+    q, pages = torch.zeros(1, 1, 8, width, dtype=dtype), torch.zeros(1, 64, width, dtype=dtype)
+    ints, words = torch.ones(1, dtype=torch.int32), torch.ones(1, 1, 1, dtype=torch.int32).view(torch.uint32)
+    o, lse = torch.zeros(1, 1, 8, width - 64, dtype=dtype), torch.zeros(1, 1, 8)
+    with pytest.raises(NotSupported, match="q"):
+        wgmma.run_wgmma(q, pages, ints[:, None], ints, words, ints, 1.0, False, o, lse)
+
+
+@pytest.fixture(params=MODES, ids=str)
+def mode(request, monkeypatch):
+    """Every mode, whatever the number of tiles."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("a Hopper GPU")
+    monkeypatch.setattr(wgmma, "choose_mode", lambda *_: request.param)
+    return request.param
+
+
+def attend(case, **options):
+    return verify_attention(*case.tensors, scale=SCALE, latent_dim=case.latent, impl="wgmma", **options)
+
+
+def check(case):
+    (exact, exact_lse), plain = case.expected(), case.expected(case.q.dtype)[0]
+    o, lse = attend(case)
+    assert_within_budget(o, exact, plain, "o")
+    seen = exact_lse != -torch.inf
+    assert torch.equal(seen, lse != -torch.inf)
+    torch.testing.assert_close(lse.double()[seen], exact_lse.double()[seen], atol=2e-4, rtol=2e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("prefixes", "nodes", "heads"),
+    [
+        ([20_000, 64], [3, 1], 64),  # tiles that many blocks share
+        ([300, 0, 1000, 127], [70, 70, 0, 3], 64),  # more tiles than blocks; pairs over a stream's end
+        ([0, 5000, 77], [33, 1, 12], 8),
+        ([190] * 3, [65] * 3, 12),  # tiles that begin within a row
+    ],
+)
+def test_every_mode_is_right_for_every_shape(mode, prefixes, nodes, heads):
+    check(make_case(prefixes, nodes, heads, seed=heads))
+
+
+@pytest.mark.gpu
+def test_counters_are_zero_after_every_call(mode):
+    case = make_case([20_000, 5000], [3, 9], 64, seed=1)
+    attend(case)
+    assert not wgmma._rings[case.q.device][0].any()
+
+
+@pytest.mark.gpu
+def test_a_captured_call_follows_the_lengths_on_the_device(mode):
+    """Which blocks share which tile is found anew at every replay."""
+    case = make_case([9000, 3000], [33, 9], 64, seed=2)
+    attend(case)
+    graph, lengths = torch.cuda.CUDAGraph(), case.prefix_len.clone()
+    with torch.cuda.graph(graph):
+        o, lse = attend(case)
+    for scale in (0, 1, 3, 10):
+        case.prefix_len.copy_(lengths * scale // 10)
+        graph.replay()
+        expected, expected_lse = attend(case)
+        torch.testing.assert_close(o, expected, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-6)
