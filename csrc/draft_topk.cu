@@ -3,11 +3,11 @@
 //   out  values [S,L,K] f32: log-probabilities, or the logits themselves for a shard | token_ids [S,L,K] i32, -1 where
 //        a shard has fewer | nonfinite [S,L] bool | lse [S,L] f64, for a shard only
 //   math order by logit, exact ties to the smaller id; log p = logit - m - log(sum exp(logit - m)), m the row's largest
-//   how  The blocks of a row keep it in registers and exchange the maxima of 2 K groups of threads: the K-th largest of
-//        these bounds the K-th largest logit from below, and few logits reach it (1.4 K of random ones). Each block
-//        sends its own to the first block, which ranks them by counting. A block that finds more than K (sorted rows,
-//        rows of ties) first ranks its own: there the threads' maxima are the bound, which leaves it
-//        K times a thread's logits at most, whatever the data.
+//   how  The blocks of a row read it once and exchange the maxima of 2 K groups of threads: the K-th largest of these
+//        bounds the K-th largest logit from below, and few logits reach it (1.4 K of random ones). Each block sends its
+//        own to the first block, which ranks them by counting. A block that finds more than K (sorted rows, rows of
+//        ties) first ranks its own: there the threads' maxima are the bound, which leaves it K times a thread's logits
+//        at most, whatever the data.
 //   bad  a row with NaN or +inf, or with nothing above -inf: log-probabilities NaN, ids 0..K-1, nonfinite set
 //   cost V * sizeof(Scalar) bytes a row; exp at 16 a cycle and multiprocessor is half of that on an H200
 //   ref  kernels/reference.py:draft_topk | test tests/kernels/test_draft_topk.py | archs all
@@ -171,8 +171,8 @@ DEVICE void collect(const Row& row, i32 first, u32 hits, Slot bound, u64* list, 
 // The block's k best, however many logits reach the row's bound, chunk after chunk.
 DEVICE void rank_block(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan, Scratch& scratch) {
   __syncthreads();  // all have read the number of candidates, which is counted anew
-  u64* own = plan.lists + block * p.k;  // no other block writes this place here, and this one sends from it later
-  i32 kept = 0;                        // keys of the chunks before, at the front of the candidates
+  u64* own = plan.lists + block * p.k;  // no other block writes this place here
+  i32 kept = 0;                         // keys of the chunks before, at the front of the candidates
   for (i32 chunk = block; chunk < num_chunks; chunk += p.cluster) {
     const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
     float tops[VECTORS];
