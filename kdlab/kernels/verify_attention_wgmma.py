@@ -19,8 +19,8 @@ _PLAN_PLACE = 64
 """Where dynamic shared memory begins on Hopper in a kernel without any other, in units of 16 bytes."""
 _PARTIALS = 2
 """Tiles that a cluster may share with others: the one that it begins with and the one that it ends with."""
-_SHORT = 10
-"""Key blocks a thread block up to which merging within a cluster alone is best (measured on an H200)."""
+_CACHE_SHARE = 2 / 3
+"""Of the L2 cache, what keys may take and stay there beside queries and sums."""
 _MAX_PARTS = 8
 """Parts of a tile in global memory that its last block merges in about the time of four key blocks."""
 _MAX_MAPS = 4096
@@ -55,18 +55,21 @@ def build_wgmma(dtype: torch.dtype, mode: Mode) -> Build:
 BUILDS = tuple(build_wgmma(dtype, mode) for dtype in _DTYPE_DEFINE for mode in MODES)
 
 
-def choose_mode(num_tiles: int, max_blocks: int, units: Mapping[int, int]) -> Mode:
-    """Return how to work on a batch. The lengths themselves stand on the device; the block table bounds them.
+def choose_mode(num_tiles: int, in_cache: bool, units: Mapping[int, int]) -> Mode:
+    """Return how to work on a batch. Its lengths stand on the device; the block table bounds them.
+
+    While all keys fit the L2 cache, the largest cluster is best, because its blocks merge without global memory. Else
+    most blocks should be busy, in equal parts of tiles: those read the same keys at the same time.
 
     Args:
         num_tiles: of 64 (row, head) pairs, those of unused rows too.
-        max_blocks: of 64 keys, that a stream may have.
+        in_cache: the keys of all streams fit the L2 cache together.
         units: clusters that run at once, by their size.
     """
     sizes = [size for size in (8, 4, 2, 1) if num_tiles <= units[size]]
     if not sizes:
         return Mode(1)
-    if max_blocks <= _SHORT * sizes[0]:
+    if in_cache:
         return Mode(sizes[0])
 
     def busy(size: int) -> int:
@@ -106,7 +109,9 @@ def run_wgmma(
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))
     num_tiles = num_streams * -(-num_rows * num_heads // _TILE)
     units = _units(q.device)
-    mode = FIXED if fixed_split else choose_mode(num_tiles, block_table.shape[1], units)
+    cache_bytes = _CACHE_SHARE * torch.cuda.get_device_properties(q.device).L2_cache_size
+    in_cache = block_table.numel() * _TILE * width * q.element_size() <= cache_bytes
+    mode = FIXED if fixed_split else choose_mode(num_tiles, in_cache, units)
     grid = units[mode.cluster] * mode.cluster
     sums = _PARTIALS * grid // mode.split * _TILE * _LATENT_DIM
     parts = torch.empty(sums + _PARTIALS * grid * _TILE, dtype=torch.float32, device=q.device)

@@ -14,8 +14,8 @@ UNITS = {1: 132, 2: 66, 4: 30, 8: 15}  # of an H200
 
 
 def test_few_tiles_are_split_as_far_as_blocks_are_free():
-    assert [choose_mode(tiles, 17, UNITS).split for tiles in (1, 15, 17, 65, 72, 520)] == [8, 8, 4, 2, 1, 1]
-    assert [choose_mode(tiles, 1025, UNITS).split for tiles in (1, 5, 9, 17, 33, 40, 65)] == [8, 8, 2, 1, 2, 1, 2]
+    assert [choose_mode(tiles, True, UNITS).split for tiles in (1, 15, 17, 65, 72, 520)] == [8, 8, 4, 2, 1, 1]
+    assert [choose_mode(tiles, False, UNITS).split for tiles in (1, 5, 9, 17, 33, 40, 65)] == [8, 8, 2, 1, 2, 1, 2]
 
 
 def test_modes_have_the_clusters_that_they_need():
