@@ -9,7 +9,7 @@ JOBS ?= 2
 
 VENV := .venv
 LOCK := requirements-cpu.lock
-NOTEBOOKS := 00_start_here 10_budget_sweep
+NOTEBOOKS := 00_start_here 10_budget_sweep 30_kernels
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
 
