@@ -27,6 +27,8 @@ TIME_LABEL = "µs a call (median)"
 BF16_ROUNDING = 2.0**-9
 """Half a step of bfloat16 at 1: what storing the output alone costs."""
 
+MOST_LABELS = 5
+
 
 def plot_kernel_dots(
     table: pd.DataFrame, ax: Axes | None = None, *, title: str, provenance: Mapping[str, Any] | None = None,
@@ -202,7 +204,8 @@ def _draw_growth(ax: Axes, table: pd.DataFrame, x: str, name: str) -> dict[str, 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     places = sorted(set(table[x]))
-    ax.xaxis.set_major_locator(FixedLocator(places))
+    # Seven labels of a narrow panel run into one another: every second one, the last among them.
+    ax.xaxis.set_major_locator(FixedLocator(places[::-2] if len(places) > MOST_LABELS else places))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -82,13 +82,18 @@ def test_every_figure_has_a_heading_and_a_name(path):
 
 
 def recorded_rows(folder):
-    """The recorded rows that ship, or made-up ones in a checkout that has none yet."""
-    shipped = {"recorded": RECORDED / "kernels-h200.parquet", "recorded_counters": RECORDED / "counters-h200.parquet"}
-    if not all(path.exists() for path in shipped.values()):
-        shipped = {name: folder / f"{name}.parquet" for name in shipped}
-        write_rows(kernel_rows(), shipped["recorded"])
-        write_rows(counted_rows(), shipped["recorded_counters"])
-    return {name: str(path) for name, path in shipped.items()}
+    """The recorded files that ship, and a made-up one for each that does not yet."""
+    made = {
+        "recorded": ("kernels-h200.parquet", kernel_rows),
+        "recorded_counters": ("counters-h200.parquet", counted_rows),
+    }
+    paths = {}
+    for name, (file, rows) in made.items():
+        paths[name] = RECORDED / file
+        if not paths[name].exists():
+            paths[name] = folder / file
+            write_rows(rows(), paths[name])
+    return {name: str(path) for name, path in paths.items()}
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +162,13 @@ def test_the_report_of_all_is_small_and_holds_the_coloured_text(smoke_runs):
     assert text.count("<img") == sum(map(len, FIGURES.values()))
     assert "background-color:#" in text
     assert "RoundViewer" not in text
+
+
+@pytest.mark.notebook
+def test_without_recorded_counters_the_kernel_notebook_says_so_and_goes_on(tmp_path):
+    parameters = recorded_rows(tmp_path)
+    parameters |= {"figures": str(tmp_path), "recorded_counters": str(tmp_path / "none.parquet")}
+    run = run_notebook(FOLDER / "30_kernels.ipynb", parameters, tmp_path / "out.ipynb", timeout_s=300)
+    assert run.record["final"] is True
+    assert any("no counters are recorded" in message for message in run.record["messages"])
+    assert not (tmp_path / "30_naive_reads.png").exists()
