@@ -84,7 +84,8 @@ extern "C" __global__ void __launch_bounds__(1024)
               const i32* path,         // [S, path_len]
               const Unit* taps,        // [S, num_rows, tap_units]; not read when no block gathers
               Unit* gathered,          // [S, path_len, tap_units]
-              int num_layers, int num_pages, int table_width, int row_units, int path_len, int num_rows, int tap_units) {
+              int num_layers, int num_pages, int table_width, int row_units,
+              int path_len, int num_rows, int tap_units) {
   grid_dependency_wait();
   const i64 stream = blockIdx.z;
   path += stream * path_len;

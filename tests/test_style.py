@@ -18,7 +18,7 @@ FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.
 TEXT = {".py", ".md", ".ipynb", ".toml", ".yml", ".cu", ".cuh", ".css", ".json", ".jsonl", ".lock", ""}
 PYTHON = [path for folder in ("kdlab", "tests", ".ci") for path in sorted((ROOT / folder).rglob("*.py"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FILE_LINES, FUNCTION_LINES, CELL_LINES = 300, 50, 15
+FILE_LINES, FUNCTION_LINES, CELL_LINES, CUDA_LINES = 300, 50, 15, 500
 # Written in pieces, so that this file does not hold them itself.
 FOLDERS_OF_ONE_MACHINE = "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "Use" + "rs"])
 REGISTRIES = "|".join([r"py" + r"pi\.org", "python" + "hosted", r"registry\.npm" + "js", r"download\.py" + "torch"])
@@ -68,6 +68,15 @@ def test_files_and_functions_are_short():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and own_lines(node) > FUNCTION_LINES:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {own_lines(node)} lines")
+    assert found == []
+
+
+def test_cuda_sources_are_short_and_begin_with_what_they_do():
+    found = []
+    for path in sorted((ROOT / "csrc").iterdir()):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(lines) > CUDA_LINES or max(map(len, lines)) > 120 or not lines[0].startswith(f"// csrc/{path.name}: "):
+            found.append(f"{path.name}: {len(lines)} lines, begins {lines[0]!r:.60}")
     assert found == []
 
 
