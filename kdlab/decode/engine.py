@@ -92,8 +92,11 @@ class Engine:
         method = self.settings.method
         if method.build is None or self._context is None:
             return build_root_only(len(self._start), self.pair.device)
-        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
-        impl = self.settings.op_impl if method.top_k <= MAX_K else "reference"
+        impl = self.settings.op_impl
+        if method.top_k > MAX_K and impl != "reference" and self.pair.device.type == "cuda":
+            # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
+            impl = "reference"
+            self._ran.add("draft_topk=reference")
         top = draft_topk(self.pair.draft_logits(self._anchor, self._start, self._context), method.top_k, impl=impl)
         return method.build(top.log_probs, top.token_ids)
 

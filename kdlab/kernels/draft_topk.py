@@ -107,6 +107,9 @@ def merge_topk(shards: Sequence[TopKShard]) -> TopK:
         shards: one of every rank, in any order, which together hold K tokens at least; their fields may be slices of
             one gathered tensor.
 
+    Returns:
+        TopK: log_probs [S, L, K] f32, token_ids [S, L, K] i32, nonfinite [S, L] bool.
+
     Raises:
         ArgumentError: no shard. ShapeError: shards that differ in shape.
     """
@@ -116,6 +119,8 @@ def merge_topk(shards: Sequence[TopKShard]) -> TopK:
     for i, shard in enumerate(shards):
         for field in ("values", "token_ids"):
             check_shape(f"shards[{i}].{field}", getattr(shard, field), [*sizes.values()])
+        for field in ("lse", "nonfinite"):
+            check_shape(f"shards[{i}].{field}", getattr(shard, field), [sizes["S"], sizes["L"]])
     values, token_ids = (torch.cat(parts, dim=-1) for parts in zip(*(s[:2] for s in shards), strict=True))
     lse = torch.stack([shard.lse for shard in shards], dim=-1).logsumexp(dim=-1)
     nonfinite = torch.stack([shard.nonfinite for shard in shards], dim=-1).any(dim=-1) | ~lse.isfinite()

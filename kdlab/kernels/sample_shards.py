@@ -154,7 +154,13 @@ def choose_token(candidates: SampleShard, mass: Tensor | None = None, *, top_p: 
     Returns:
         [S, N] int32; -1 where the row held NaN or +inf, or nothing above -inf. (Also where a row has more than F
         candidates and the draw is none of the first F: with F = 64 once in 10^20 rows.)
+
+    Raises:
+        ArgumentError: `top_p` below 1 at a temperature (F above 1), and no mass.
     """
+    top_p = check_float("top_p", top_p, above=0.0, maximum=1.0)
+    if mass is None and top_p < 1.0 and candidates.token_ids.shape[-1] > 1:
+        raise ArgumentError("mass", "the shards' mass, which top_p below 1 needs", None)
     tokens = candidates.token_ids[..., 0]
     if mass is not None:
         inside = (mass[..., :-1] < top_p * TOP_P_REACHED * mass[..., -1:]) & (candidates.token_ids >= 0)

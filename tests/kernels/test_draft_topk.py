@@ -36,15 +36,15 @@ def assert_same_topk(got, logits, what=""):
 
 
 def check_all_k(logits, what):
-    """The largest K within budget; smaller ones are its beginning, bit for bit."""
+    """The largest K within budget; smaller ones are its beginning: other sums of the same row, the same order."""
     sizes = [k for k in KS if k <= logits.shape[-1]] + [min(logits.shape[-1], max(KS))]
     largest = draft_topk(logits, max(sizes))
     assert_same_topk(largest, logits, what)
     for k in sizes:
         top = draft_topk(logits, k)
-        bits = top.log_probs.view(torch.int32), largest.log_probs[..., :k].contiguous().view(torch.int32)
         assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
-        assert torch.equal(*bits), f"{what} K {k}"
+        close = {"rtol": 2.0**-22, "atol": 2.0**-20, "equal_nan": True}
+        torch.testing.assert_close(top.log_probs, largest.log_probs[..., :k].contiguous(), **close)
 
 
 def hostile_rows(vocab, dtype, device):
@@ -117,8 +117,8 @@ def test_rows_that_are_not_finite_are_flagged_alone(fault, vocab, device):
     logits[0, len(places) + 1, ::2] = torch.nan  # more of them than any buffer of candidates holds
     got, expected = draft_topk(logits, k), reference.draft_topk(logits, k)
     assert got.nonfinite.tolist() == [[True] * (len(places) + 2) + [False]]
-    for ours, theirs in zip(got, expected, strict=True):
-        assert torch.equal(ours.nan_to_num(nan=7.0), theirs.nan_to_num(nan=7.0)) or ours.dtype == torch.float32
+    assert torch.equal(got.token_ids, expected.token_ids)
+    torch.testing.assert_close(got.log_probs, expected.log_probs, rtol=2.0**-22, atol=2.0**-20, equal_nan=True)
     assert got.log_probs[0, :-1].isnan().all()
     assert torch.equal(got.log_probs[0, -1], draft_topk(clean, k).log_probs[0, -1])
 

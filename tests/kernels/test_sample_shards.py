@@ -78,3 +78,13 @@ def test_candidates_of_another_dtype_are_refused():
     for wrong in (shard._replace(values=shard.values.double()), shard._replace(token_ids=shard.token_ids[..., :1])):
         with pytest.raises(ShapeError, match="candidates"):
             top_p_mass_shard(logits, wrong, first_id=0, temperature=1.0)
+
+
+def test_top_p_needs_the_shards_mass():
+    logits = torch.randn(1, 2, 50, generator=torch.Generator().manual_seed(0))
+    key = {"seed": 1, "stream": torch.zeros(1, dtype=torch.int64), "position": torch.arange(2)[None]}
+    shard = target_sample_shard(logits, temperature=1.0, top_p=0.5, first_id=0, **key)
+    candidates = merge_candidates([shard])
+    with pytest.raises(ArgumentError, match="mass"):
+        choose_token(candidates, top_p=0.5)
+    assert choose_token(candidates, top_p=1.0).shape == (1, 2)

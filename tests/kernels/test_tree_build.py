@@ -179,8 +179,9 @@ def test_certain_rows_and_far_tails_fill_the_pool(budget, width):
 @pytest.mark.parametrize("case", golden_cases(), ids=lambda case: str(case["case"]))
 def test_golden_trees(case):
     log_probs, token_ids = golden_input(case)
-    if tree_build_fits(log_probs, case["budget"]):
-        assert_kernel_equals_heap(log_probs, token_ids, case["budget"], vocab_size=case["vocab"])
+    if not tree_build_fits(log_probs, case["budget"]):
+        pytest.skip("more candidates than the kernel takes")
+    assert_kernel_equals_heap(log_probs, token_ids, case["budget"], vocab_size=case["vocab"])
 
 
 @gpu
