@@ -5,6 +5,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from kdlab.checks import check_float
 from kdlab.cli.output import Progress, print_json, print_table, say
 from kdlab.errors import KdlabError, UnsupportedDevice
 
@@ -72,13 +73,19 @@ def run_bench_compare(arguments: argparse.Namespace) -> int:
     from kdlab.bench import read_rows
     from kdlab.bench.kernels import compare_runs
 
+    tolerance = check_float("tolerance", arguments.tolerance, minimum=0.0)
     apart = compare_runs(read_rows(arguments.first), read_rows(arguments.second))
-    beyond = int((apart["difference"].abs() > arguments.tolerance).sum())
+    alone = int(apart["difference"].isna().sum())
+    apart = apart[apart["difference"].notna()]
+    beyond = int((apart["difference"].abs() > tolerance).sum())
     if arguments.json:
-        print_json({"tolerance": arguments.tolerance, "beyond": beyond, "rows": apart.to_dict("records")})
+        found = {"tolerance": tolerance, "beyond": beyond, "in one run only": alone}
+        print_json({**found, "rows": apart.to_dict("records")})
     else:
         print_table(apart.head(max(beyond, 5)).to_dict("records"))
-        print(f"{len(apart) - beyond} of {len(apart)} times agree within {arguments.tolerance:.0%}")
+        print(f"{len(apart) - beyond} of {len(apart)} graph times agree within {tolerance:.0%}; above, the furthest")
+        if alone:
+            print(f"{alone} arms were timed in one run only")
     return 1 if beyond else 0
 
 

@@ -157,10 +157,15 @@ def test_two_runs_are_compared_time_by_time(tmp_path, capsys):
     write_rows(first, tmp_path / "a")
     write_rows(second, tmp_path / "b")
     assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/a"]) == 0
-    assert "20 of 20 times agree within 5%" in capsys.readouterr().out
+    assert "20 of 20 graph times agree within 5%" in capsys.readouterr().out
     assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/b"]) == 1
     assert "mma" in capsys.readouterr().out
     assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/b", "--tolerance", "0.3"]) == 0
+    assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/b", "--tolerance", "-1"]) == 2
+    write_rows(first[first["op"] != "draft_topk"].reset_index(drop=True), tmp_path / "c")
+    capsys.readouterr()
+    assert main(["bench", "compare", f"{tmp_path}/a", f"{tmp_path}/c"]) == 0
+    assert "arms were timed in one run only" in capsys.readouterr().out
 
 
 def test_sizes_in_words():

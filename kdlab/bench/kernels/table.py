@@ -79,8 +79,8 @@ def compare_runs(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
         first, second: rows of `bench_kernels`.
 
     Returns:
-        One line an arm that both timed in a graph, the largest `difference` (of the second from the first, as a share
-        of the first) at the top.
+        One line an arm that either timed in a graph, the largest `difference` (of the second from the first, as a share
+        of the first) at the top; those that only one of them timed at the end, without a difference.
 
     Raises:
         ArgumentError: they have no arm in common, or ran on different GPUs.
@@ -90,10 +90,10 @@ def compare_runs(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
         raise ArgumentError("second", "rows of the same GPU", ", ".join(gpus))
     keys = ["op", "case", "impl", "own"]
     tables = [kernel_table(rows).query("mode == @GRAPH")[[*keys, "us"]] for rows in (first, second)]
-    both = tables[0].merge(tables[1], on=keys, suffixes=("_first", "_second"))
-    if both.empty:
-        raise ArgumentError("second", "arms of the first run", "none")
+    both = tables[0].merge(tables[1], on=keys, suffixes=("_first", "_second"), how="outer")
     both["difference"] = both["us_second"] / both["us_first"] - 1.0
+    if both["difference"].isna().all():
+        raise ArgumentError("second", "times in a graph of arms that the first run has too", "none")
     return both.sort_values("difference", key=abs, ascending=False, ignore_index=True)
 
 
