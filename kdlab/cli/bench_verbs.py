@@ -5,7 +5,6 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from kdlab.checks import check_float
 from kdlab.cli.output import Progress, print_json, print_table, say
 from kdlab.errors import KdlabError, UnsupportedDevice
 
@@ -72,6 +71,7 @@ def run_bench_compare(arguments: argparse.Namespace) -> int:
     """Say how far the kernel times of two runs lie apart; status 1 when one is further than the tolerance."""
     from kdlab.bench import read_rows
     from kdlab.bench.kernels import compare_runs
+    from kdlab.checks import check_float
 
     tolerance = check_float("tolerance", arguments.tolerance, minimum=0.0)
     apart = compare_runs(read_rows(arguments.first), read_rows(arguments.second))
