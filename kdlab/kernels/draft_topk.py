@@ -51,7 +51,7 @@ BUILDS = tuple(map(_build, DTYPES))
 def draft_topk(logits: Tensor, k: int, *, impl: str = "auto") -> TopK:
     """Best K tokens of every draft row with their log-probabilities; exact ties go to the smaller id.
 
-    A row gets the same bits whatever else is in the batch.
+    A row gets the same bits whatever else is in the batch, for the same K: another may be added up in another order.
 
     Args:
         logits: [S, L, V] any float dtype; on a GPU float32, bfloat16 or float16, the values of a row side by side.
