@@ -6,7 +6,15 @@ from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
-from kdlab.kernels.draft_topk import TopK, draft_topk, draft_topk_cost, draft_topk_shard, merge_topk
+from kdlab.kernels.draft_topk import (
+    TopK,
+    _fitting_cluster,
+    cluster_size,
+    draft_topk,
+    draft_topk_cost,
+    draft_topk_shard,
+    merge_topk,
+)
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 
 gpu = pytest.mark.gpu
@@ -36,15 +44,19 @@ def assert_same_topk(got, logits, what=""):
 
 
 def check_all_k(logits, what):
-    """The largest K within budget; smaller ones are its beginning: other sums of the same row, the same order."""
-    sizes = [k for k in KS if k <= logits.shape[-1]] + [min(logits.shape[-1], max(KS))]
-    largest = draft_topk(logits, max(sizes))
-    assert_same_topk(largest, logits, what)
-    for k in sizes:
-        top = draft_topk(logits, k)
-        assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
-        close = {"rtol": 2.0**-22, "atol": 2.0**-20, "equal_nan": True}
-        torch.testing.assert_close(top.log_probs, largest.log_probs[..., :k].contiguous(), **close)
+    """Of the sizes K that take equally many blocks a row: the largest within budget, its beginnings bit for bit."""
+    vocab, item_bytes = logits.shape[-1], logits.element_size()
+    cluster, sizes = cluster_size(vocab, item_bytes, logits.device), {}
+    for k in sorted({*(k for k in KS if k <= vocab), min(vocab, max(KS))}):
+        sizes.setdefault(_fitting_cluster(k, cluster, item_bytes), []).append(k)
+    for *smaller, most in sizes.values():
+        largest = draft_topk(logits, most)
+        assert_same_topk(largest, logits, what)
+        for k in smaller:
+            top = draft_topk(logits, k)
+            bits = top.log_probs.view(torch.int32), largest.log_probs[..., :k].contiguous().view(torch.int32)
+            assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
+            assert torch.equal(*bits), f"{what} K {k}"
 
 
 def hostile_rows(vocab, dtype, device):
