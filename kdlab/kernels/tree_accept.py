@@ -1,6 +1,6 @@
 """tree_accept: every link of the draft trees checked, then the target followed from the root, in one launch."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,17 +126,8 @@ def _tree_accept(
 
 
 @_tree_accept.register_fake
-def _(
-    token: Tensor,
-    parent: Tensor,
-    depth: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    num_nodes: Tensor,
-    target_tokens: Tensor,
-    depth_limit: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _new_arrays(token, depth_limit)
+def _(token: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _new_arrays(token, depth_limit=others[-1])
 
 
 def _new_arrays(token: Tensor, depth_limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

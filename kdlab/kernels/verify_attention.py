@@ -4,6 +4,7 @@ Which kernel runs is one readable choice, `choose_impl`; what the op computes is
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,16 +204,6 @@ def _op(
 
 
 @_op.register_fake
-def _(
-    q: Tensor,
-    pages: Tensor,
-    block_table: Tensor,
-    prefix_len: Tensor,
-    ancestors: Tensor,
-    num_nodes: Tensor,
-    scale: float,
-    latent_dim: int,
-    impl: str,
-    fixed_split: bool,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    latent_dim = others[6]
     return q.new_empty([*q.shape[:3], latent_dim]), q.new_empty(q.shape[:3], dtype=torch.float32)
