@@ -172,6 +172,8 @@ def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
 def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """Capture without torch.cuda.graph, whose garbage collection and emptied cache cost more than a whole case."""
     graph, stream, kept = torch.cuda.CUDAGraph(), torch.cuda.Stream(), []
+    random = torch.cuda.default_generators[torch.cuda.current_device()]
+    random_before = random.clone_state()
     collecting = gc.isenabled()
     torch.cuda.synchronize()
     gc.disable()  # a graph that the collector frees during a capture breaks it
@@ -184,6 +186,8 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the capture has failed too, and would hide why
                     graph.capture_end()
+                # torch leaves the generator in capture mode then, and the next random number would raise.
+                random.graphsafe_set_state(random_before)
                 raise
             graph.capture_end()
     finally:

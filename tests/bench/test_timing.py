@@ -190,6 +190,7 @@ def test_what_cannot_be_captured_says_why_and_leaves_the_device_well():
     with pytest.raises(RuntimeError):
         timing._capture([one.item])
     assert float(one + 1) == 2.0
+    assert torch.rand(4, device="cuda").isfinite().all()
 
 
 @pytest.mark.gpu
