@@ -50,7 +50,8 @@ def new_drafter(drafter: Drafter, seed: int) -> Drafter:
     """Give every parameter of a new drafter a random value and a gradient; returns it."""
     generator = torch.Generator(drafter.fc.device).manual_seed(seed)
     shrink = (2 * drafter.config.num_hidden_layers) ** -0.5
-    for name, view in drafter.views().items():
+    for name, part in drafter.views().items():
+        view = part.view
         if view.dim() == 1:
             view.fill_(1.0)
         else:

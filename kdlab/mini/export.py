@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kdlab.errors import ArgumentError
 from kdlab.mini.int4_training import packed
 from kdlab.mini.shape import Shape, drafter_json, target_json
 from kdlab.mini.tokenizer import special_ids
 from kdlab.model.checkpoint import INDEX, SINGLE
 from kdlab.model.drafter import Drafter
+from kdlab.model.layers import Loadable
 from kdlab.model.target import Target
 
 _PREFIX = "language_model."
@@ -28,7 +30,7 @@ def export_target(target: Target, shape: Shape, directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     shards = [_stored(target, layers) for layers in _layer_ranges(shape.num_layers)]
-    shards[-1] |= {name: _plain(name, view) for name, view in target.views().items() if ".layers." not in name}
+    shards[-1] |= {name: _plain(name, view) for name, view in _views(target).items() if ".layers." not in name}
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):06d}.safetensors"
@@ -45,9 +47,18 @@ def export_target(target: Target, shape: Shape, directory: Path) -> None:
 def export_drafter(drafter: Drafter, shape: Shape, directory: Path) -> None:
     """Write config.json and model.safetensors in bf16, without embedding and head, which are the target's."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: view.detach().bfloat16().cpu().contiguous() for name, view in drafter.views().items()}
+    tensors = {name: view.detach().bfloat16().cpu().contiguous() for name, view in _views(drafter).items()}
     save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
     _write_json(directory / "config.json", drafter_json(shape, drafter.config.block_size))
+
+
+def _views(module: Loadable) -> dict[str, Tensor]:
+    """Return the weights by name, each whole: one rank's parts alone make no checkpoint."""
+    parts = module.views()
+    cut = [name for name, part in parts.items() if not part.is_whole]
+    if cut:
+        raise ArgumentError("module", "whole tensors, so one rank's of one", f"a part of {cut[0]}")
+    return {name: part.view for name, part in parts.items()}
 
 
 def _layer_ranges(num_layers: int) -> list[range]:
@@ -59,7 +70,7 @@ def _stored(target: Target, layers: range) -> dict[str, Tensor]:
     """Return the tensors of some layers as they go to disk."""
     prefixes = tuple(f"model.layers.{layer}." for layer in layers)
     found: dict[str, Tensor] = {}
-    for name, view in target.views().items():
+    for name, view in _views(target).items():
         if not name.startswith(prefixes):
             continue
         if ".mlp.experts." in name:

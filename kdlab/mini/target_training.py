@@ -58,7 +58,8 @@ def new_target(config: TargetConfig, seed: int, device: torch.device | str) -> T
     target = Target(config, dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(seed)
     shrink = (2 * config.num_hidden_layers) ** -0.5
-    for name, view in target.views().items():
+    for name, part in target.views().items():
+        view = part.view
         if name.endswith("bias"):
             view.zero_()
         elif view.dim() == 1:

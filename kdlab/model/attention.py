@@ -15,7 +15,7 @@ from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import pair_tables, rope_tables, rotate
 from kdlab.kernels.verify_attention import choose_impl, verify_attention
 from kdlab.model.cache import LatentCache
-from kdlab.model.layers import weight
+from kdlab.model.layers import Part, weight, wholes
 from kdlab.model.visible_rows import VisibleRows
 
 
@@ -134,22 +134,15 @@ class LatentAttention(nn.Module):
         self.kv_b = new(heads, nope + config.v_head_dim, latent)
         self.o = new(config.hidden_size, heads * config.v_head_dim)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         q_down, kv_down = self.qkv_a.split([self.down_widths[0], sum(self.down_widths[1:])])
-        found: dict[str, Tensor] = {
-            "kv_a_proj_with_mqa.weight": kv_down,
-            "kv_a_layernorm.weight": self.kv_norm,
-            "kv_b_proj.weight": self.kv_b.flatten(0, 1),
-            "o_proj.weight": self.o,
-        }
+        found = wholes(
+            kv_a_proj_with_mqa=kv_down, kv_a_layernorm=self.kv_norm, kv_b_proj=self.kv_b.flatten(0, 1), o_proj=self.o
+        )
         if self.q_b is None or self.q_norm is None:
-            return found | {"q_proj.weight": q_down}
-        return found | {
-            "q_a_proj.weight": q_down,
-            "q_a_layernorm.weight": self.q_norm,
-            "q_b_proj.weight": self.q_b,
-        }
+            return found | wholes(q_proj=q_down)
+        return found | wholes(q_a_proj=q_down, q_a_layernorm=self.q_norm, q_b_proj=self.q_b)
 
     def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> Tensor:
         """Attend rows x [T, D], already normed, T = S * N; their latent rows are written to the plan's cache.

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kdlab.errors import CheckpointError
+from kdlab.model.layers import Part
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHOWN = 20
@@ -49,21 +50,22 @@ class Checkpoint:
         return self._files[self._file_of[name]].get_tensor(name)
 
 
-def read_into(view: Tensor, tensor: Tensor, name: str) -> None:
-    """Write a stored tensor into a weight, in the weight's dtype.
+def read_into(part: Part, tensor: Tensor, name: str) -> None:
+    """Write a part of a stored tensor into a weight, in the weight's dtype.
 
     Raises:
         CheckpointError: the shape differs, one is an integer tensor and the other is not, or the values are not a float
             of 16 bits or more.
     """
-    if tensor.shape != view.shape:
-        raise CheckpointError(f"{name}: expected shape {list(view.shape)}, got {list(tensor.shape)}")
+    view = part.view
+    if tensor.shape != part.shape:
+        raise CheckpointError(f"{name}: expected shape {list(part.shape)}, got {list(tensor.shape)}")
     known = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     allowed = known if view.dtype.is_floating_point else (view.dtype,)
     if tensor.dtype not in allowed:
         raise CheckpointError(f"{name}: expected dtype {' or '.join(map(str, allowed))}, got {tensor.dtype}")
     with torch.no_grad():
-        view.copy_(tensor)
+        view.copy_(tensor[part.index])
 
 
 def check_names(expected: Iterable[str], found: Iterable[str], where: str | Path) -> None:

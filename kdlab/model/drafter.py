@@ -16,7 +16,7 @@ from kdlab.kernels.reference import rms_norm
 from kdlab.model.checkpoint import Checkpoint, check_names, read_into
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter_layers import BlockView, DraftLayer
-from kdlab.model.layers import prefixed, weight
+from kdlab.model.layers import Part, prefixed, weight, wholes
 
 _PREFIX = "model."
 _DFLASH2_MODULES = ("candidate_selector", "attention_conv", "mlp_conv")
@@ -66,13 +66,9 @@ class Drafter(nn.Module):
         self.layers = cast("Sequence[DraftLayer]", layers)
         self.norm = weight(width, dtype=dtype, device=device)
 
-    def views(self) -> dict[str, Tensor]:
-        """Return every weight by its name in a checkpoint, as views: to load or to export."""
-        found: dict[str, Tensor] = {
-            "fc.weight": self.fc,
-            "hidden_norm.weight": self.hidden_norm,
-            "norm.weight": self.norm,
-        }
+    def views(self) -> dict[str, Part]:
+        """Return every weight by its name in a checkpoint: to load or to export."""
+        found = wholes(fc=self.fc, hidden_norm=self.hidden_norm, norm=self.norm)
         for i, layer in enumerate(self.layers):
             found |= prefixed(f"layers.{i}.", layer)
         return found
@@ -152,12 +148,12 @@ def load_drafter(
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
     drafter = Drafter(DrafterConfig.load(directory), dtype=dtype, device=device, rope_amplitude=rope_amplitude)
-    views = drafter.views()
+    parts = drafter.views()
     with Checkpoint(directory) as checkpoint:
         stored = _stored_names(checkpoint)
-        check_names(views, stored, checkpoint.directory)
-        for name, view in views.items():
-            read_into(view, checkpoint.read(stored[name]), name)
+        check_names(parts, stored, checkpoint.directory)
+        for name, part in parts.items():
+            read_into(part, checkpoint.read(stored[name]), name)
     return drafter.eval()
 
 

@@ -10,7 +10,7 @@ from kdlab.config import DrafterConfig
 from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import apply_rope
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.layers import SwiGlu, prefixed, weight
+from kdlab.model.layers import Part, SwiGlu, prefixed, weight, wholes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,10 @@ class DraftAttention(nn.Module):
         self.q_norm = weight(self.head_dim, dtype=dtype, device=device)
         self.k_norm = weight(self.head_dim, dtype=dtype, device=device)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         q, k, v = self.qkv.split((self.num_queries, self.num_keys, self.num_keys))
-        projections = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": self.out}
-        return projections | {"q_norm.weight": self.q_norm, "k_norm.weight": self.k_norm}
+        return wholes(q_proj=q, k_proj=k, v_proj=v, o_proj=self.out, q_norm=self.q_norm, k_norm=self.k_norm)
 
     def context_rows(self, features: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of context features, which pass no norm of this layer.
@@ -159,9 +158,9 @@ class DraftLayer(nn.Module):
         self.post_norm = weight(config.hidden_size, dtype=dtype, device=device)
         self.mlp = SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
-        norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
+        norms = wholes(input_layernorm=self.input_norm, post_attention_layernorm=self.post_norm)
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
     def forward(self, hidden: Tensor, view: BlockView, mask: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What every layer is made of: uninitialised weights, and modules that say which checkpoint tensor each weight is."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,16 +18,46 @@ def weight(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Pa
         raise UnsupportedDevice(f"weight {list(shape)} {dtype}: expected room on {device}, got none") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A view into a weight, and which part of a checkpoint tensor it holds.
+
+    Attributes:
+        view: to be filled or read.
+        shape: of the whole tensor in a checkpoint, as stored: INT4 words count as words.
+        index: one slice an axis: the view holds tensor[index], which may be nothing where another rank has it all.
+    """
+
+    view: Tensor
+    shape: tuple[int, ...]
+    index: tuple[slice, ...]
+
+    @classmethod
+    def whole(cls, view: Tensor) -> "Part":
+        """Return the part that is all of the tensor."""
+        return cls(view, tuple(view.shape), (slice(None),) * view.dim())
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the view holds all of the tensor."""
+        return tuple(self.view.shape) == self.shape
+
+
 class Loadable(Protocol):
     """A module that knows its tensors by their Hugging Face names."""
 
-    def views(self) -> dict[str, Tensor]:
-        """Return name -> view into a weight; writing the views loads the module, reading them exports it."""
+    def views(self) -> dict[str, Part]:
+        """Return name -> part of a tensor; writing the parts' views loads the module, reading them exports it."""
 
 
-def prefixed(prefix: str, module: Loadable) -> dict[str, Tensor]:
-    """Return the module's views with `prefix` before each name."""
-    return {prefix + name: view for name, view in module.views().items()}
+def prefixed(prefix: str, module: Loadable) -> dict[str, Part]:
+    """Return the module's parts with `prefix` before each name."""
+    return {prefix + name: part for name, part in module.views().items()}
+
+
+def wholes(**tensors: Tensor) -> dict[str, Part]:
+    """Return the whole tensors as parts named NAME.weight."""
+    return {f"{name}.weight": Part.whole(tensor) for name, tensor in tensors.items()}
 
 
 class SwiGlu(nn.Module):
@@ -37,10 +68,10 @@ class SwiGlu(nn.Module):
         self.gate_up = weight(2 * inner, width, dtype=dtype, device=device)
         self.down = weight(width, inner, dtype=dtype, device=device)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         gate, up = self.gate_up.chunk(2)
-        return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down}
+        return wholes(gate_proj=gate, up_proj=up, down_proj=self.down)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., D] to [..., D]."""

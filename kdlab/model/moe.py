@@ -9,7 +9,7 @@ from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.int4 import VALUES_PER_WORD
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.reference import compute_dtype, moe_experts
-from kdlab.model.layers import SwiGlu, prefixed, weight
+from kdlab.model.layers import Part, SwiGlu, prefixed, weight
 
 
 class Router(nn.Module):
@@ -22,9 +22,9 @@ class Router(nn.Module):
         self.gate = weight(config.n_routed_experts, config.hidden_size, dtype=wide, device=device)
         self.bias = weight(config.n_routed_experts, dtype=wide, device=device)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
-        return {"weight": self.gate, "e_score_correction_bias": self.bias}
+        return {"weight": Part.whole(self.gate), "e_score_correction_bias": Part.whole(self.bias)}
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Route rows x [T, D].
@@ -67,7 +67,7 @@ class DenseExpertBank(nn.Module):
         """The weights as the op reads them."""
         return DenseExperts(self.gate_up, self.down)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         return _expert_views(self.gate_up, self.down, "weight")
 
@@ -92,16 +92,16 @@ class PackedExpertBank(nn.Module):
         """The weights as the op reads them."""
         return PackedExperts(self.gate_up_packed, self.gate_up_scale, self.down_packed, self.down_scale)
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         packed = _expert_views(self.gate_up_packed, self.down_packed, "weight_packed")
         return packed | _expert_views(self.gate_up_scale, self.down_scale, "weight_scale")
 
 
-def _expert_views(gate_up: Tensor, down: Tensor, suffix: str) -> dict[str, Tensor]:
+def _expert_views(gate_up: Tensor, down: Tensor, suffix: str) -> dict[str, Part]:
     gate, up = gate_up.chunk(2, dim=1)
     parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
-    return {f"{i}.{name}.{suffix}": part[i] for name, part in parts.items() for i in range(len(down))}
+    return {f"{i}.{name}.{suffix}": Part.whole(part[i]) for name, part in parts.items() for i in range(len(down))}
 
 
 class MixtureOfExperts(nn.Module):
@@ -118,7 +118,7 @@ class MixtureOfExperts(nn.Module):
         inner = config.n_shared_experts * config.moe_intermediate_size
         self.shared = SwiGlu(config.hidden_size, inner, dtype=dtype, device=device) if inner else None
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         found = prefixed("gate.", self.router) | prefixed("experts.", self.routed)
         return found if self.shared is None else found | prefixed("shared_experts.", self.shared)

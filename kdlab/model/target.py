@@ -17,7 +17,7 @@ from kdlab.kernels.reference import rms_norm
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
-from kdlab.model.layers import SwiGlu, prefixed, weight
+from kdlab.model.layers import Part, SwiGlu, prefixed, weight, wholes
 from kdlab.model.moe import MixtureOfExperts
 from kdlab.model.target_tensors import Skipped, load_tensors
 from kdlab.model.visible_rows import VisibleRows
@@ -50,9 +50,9 @@ class DecoderLayer(nn.Module):
             else SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
         )
 
-    def views(self) -> dict[str, Tensor]:
+    def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
-        norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
+        norms = wholes(input_layernorm=self.input_norm, post_attention_layernorm=self.post_norm)
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
     def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> tuple[Tensor, Tensor | None]:
@@ -102,11 +102,11 @@ class Target(nn.Module):
         self.norm = weight(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = None if config.tie_word_embeddings else weight(*self.embedding.shape, dtype=dtype, device=device)
 
-    def views(self) -> dict[str, Tensor]:
-        """Return every weight by its Hugging Face name, as views: to load or to export."""
-        found: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+    def views(self) -> dict[str, Part]:
+        """Return every weight by its Hugging Face name: to load or to export."""
+        found = {f"model.{name}": part for name, part in wholes(embed_tokens=self.embedding, norm=self.norm).items()}
         if self.lm_head is not None:
-            found["lm_head.weight"] = self.lm_head
+            found |= wholes(lm_head=self.lm_head)
         for i, layer in enumerate(self.layers):
             found |= prefixed(f"model.layers.{i}.", layer)
         return found

@@ -9,6 +9,7 @@ from kdlab.config import INT4_GROUP
 from kdlab.errors import CheckpointError
 from kdlab.kernels.int4 import VALUES_PER_WORD, dequantize_int4
 from kdlab.model.checkpoint import Checkpoint, check_names, read_into
+from kdlab.model.layers import Part
 
 _PREFIX = "language_model."
 _VISION = ("vision_tower.", "mm_projector.")
@@ -25,11 +26,11 @@ class Skipped:
     mtp: int = 0  # layers from num_hidden_layers on: multi-token prediction
 
 
-def load_tensors(views: dict[str, Tensor], checkpoint: Checkpoint, *, num_layers: int, int4: bool) -> Skipped:
-    """Fill every view.
+def load_tensors(parts: dict[str, Part], checkpoint: Checkpoint, *, num_layers: int, int4: bool) -> Skipped:
+    """Fill every part.
 
     Args:
-        views: name -> weight, as `Target.views` gives them.
+        parts: name -> part of a tensor, as `Target.views` gives them.
         checkpoint: where the tensors are.
         num_layers: decoder layers; later ones are skipped where they predict further tokens (MTP).
         int4: the routed experts lie on disk as INT4 words, scales and shapes.
@@ -38,18 +39,18 @@ def load_tensors(views: dict[str, Tensor], checkpoint: Checkpoint, *, num_layers
         CheckpointError: tensors are missing, unknown, there twice, or of a wrong shape or dtype.
     """
     stored, skipped = _stored_names(checkpoint, num_layers)
-    sources = {name: _sources(name, int4) for name in views}
+    sources = {name: _sources(name, int4) for name in parts}
     check_names({source for group in sources.values() for source in group}, stored, checkpoint.directory)
-    for name, view in views.items():
+    for name, part in parts.items():
         tensors = [checkpoint.read(stored[source]) for source in sources[name]]
         if len(tensors) == 1:
-            _check_exact(name, view, tensors[0])
-            read_into(view, tensors[0], name)
+            _check_exact(name, part.view, tensors[0])
+            read_into(part, tensors[0], name)
         elif name.endswith(".weight_packed"):
-            _check_weight_shape(sources[name][1], [view.shape[0], view.shape[1] * VALUES_PER_WORD], tensors[1])
-            read_into(view, tensors[0], name)
+            _check_weight_shape(sources[name][1], [part.shape[0], part.shape[1] * VALUES_PER_WORD], tensors[1])
+            read_into(part, tensors[0], name)
         else:
-            _dequantize_into(view, tensors, sources[name])
+            _dequantize_into(part, tensors, sources[name])
     return skipped
 
 
@@ -100,9 +101,9 @@ def _check_weight_shape(name: str, expected: list[int], tensor: Tensor) -> None:
         raise CheckpointError(f"{name}: expected the integers {expected}, got {tensor.tolist()} {tensor.dtype}")
 
 
-def _dequantize_into(view: Tensor, tensors: list[Tensor], names: list[str]) -> None:
+def _dequantize_into(part: Part, tensors: list[Tensor], names: list[str]) -> None:
     packed, scale, shape = tensors
-    rows, columns = view.shape
+    rows, columns = part.shape
     _check_weight_shape(names[2], [rows, columns], shape)
     if packed.dtype != torch.int32 or list(packed.shape) != [rows, columns // VALUES_PER_WORD]:
         expected = f"torch.int32 [{rows}, {columns // VALUES_PER_WORD}]"
@@ -110,4 +111,4 @@ def _dequantize_into(view: Tensor, tensors: list[Tensor], names: list[str]) -> N
     if not scale.is_floating_point() or list(scale.shape) != [rows, columns // INT4_GROUP]:
         expected = f"a float [{rows}, {columns // INT4_GROUP}]"
         raise CheckpointError(f"{names[1]}: expected {expected}, got {scale.dtype} {list(scale.shape)}")
-    read_into(view, dequantize_int4(packed, scale, view.dtype), names[0])
+    read_into(part, dequantize_int4(packed, scale, part.view.dtype), names[0])

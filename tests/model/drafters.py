@@ -36,7 +36,7 @@ def random_pair(seed=0, **changes):
     weights = theirs.state_dict()
     for name, weight in weights.items():
         weight.normal_(1 if name.endswith("norm.weight") else 0, 0.1)
-        ours.views()[name].copy_(weight)
+        ours.views()[name].view.copy_(weight)
     assert set(ours.views()) == set(weights)
     return theirs, ours
 

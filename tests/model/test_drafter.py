@@ -117,9 +117,9 @@ def test_bfloat16_is_as_close_to_float64_as_the_published_package():
     )
     exact = Drafter(ours.config, dtype=torch.float64)
     half = Drafter(ours.config, dtype=torch.bfloat16)
-    for name, weight in ours.views().items():
-        half.views()[name].copy_(weight)
-        exact.views()[name].copy_(half.views()[name])
+    for name, part in ours.views().items():
+        half.views()[name].view.copy_(part.view)
+        exact.views()[name].view.copy_(half.views()[name].view)
     want = draft(exact, taps.bfloat16().double(), block.bfloat16().double())
     got = draft(half, taps.bfloat16(), block.bfloat16())
     assert got.dtype == torch.bfloat16
@@ -129,8 +129,8 @@ def test_bfloat16_is_as_close_to_float64_as_the_published_package():
 def test_the_amplitude_scales_queries_and_keys():
     theirs, ours = random_pair()
     loud = Drafter(ours.config, rope_amplitude=1.25)
-    for name, weight in ours.views().items():
-        loud.views()[name].copy_(weight)
+    for name, part in ours.views().items():
+        loud.views()[name].view.copy_(part.view)
     for layer in theirs.layers:
         layer.self_attn.scaling *= 1.25**2
     taps, block = random_inputs(ours, 9)

@@ -129,5 +129,5 @@ def test_the_published_k26_drafter_has_this_many_tensors_and_values():
     drafter = Drafter(DrafterConfig.from_dict(tiny_config(**published)), dtype=torch.bfloat16, device="meta")
     views = drafter.views()
     assert len(views) == 69
-    assert sum(view.numel() for view in views.values()) == 3_479_277_056
+    assert sum(part.view.numel() for part in views.values()) == 3_479_277_056
     assert list(views["layers.5.self_attn.k_proj.weight"].shape) == [1024, 7168]

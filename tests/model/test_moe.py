@@ -85,8 +85,8 @@ def test_layer_equals_transformers(shared):
         source |= {f"experts.{e}.gate_proj.weight": gate, f"experts.{e}.up_proj.weight": up}
         source[f"experts.{e}.down_proj.weight"] = down[e]
     assert source.keys() == ours.views().keys()
-    for name, view in ours.views().items():
-        view.copy_(source[name])
+    for name, part in ours.views().items():
+        part.view.copy_(source[name])
     x = torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert_close(ours(x.flatten(0, 1))[0].view_as(x), layer(x), atol=1e-5, rtol=1e-5)

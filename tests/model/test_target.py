@@ -227,8 +227,8 @@ def test_gradients_reach_every_weight_without_a_cache(target):
     trained = Target(config, dtype=torch.float64)
     assert not any(parameter.requires_grad for parameter in trained.parameters())
     with torch.no_grad():
-        for name, view in trained.views().items():
-            view.copy_(target.views()[name])
+        for name, part in trained.views().items():
+            part.view.copy_(target.views()[name].view)
     trained.requires_grad_()
     tokens = prompt(12)
     out = trained(tokens, torch.arange(12)[None], None, torch.tensor([0]), triangle(1, 12))
@@ -244,8 +244,8 @@ def test_a_padded_row_leaves_gradients_finite():
     config = tiny_pair().target.config
     trained = Target(config)
     with torch.no_grad():
-        for name, view in trained.views().items():
-            view.copy_(tiny_pair().target.views()[name])
+        for name, part in trained.views().items():
+            part.view.copy_(tiny_pair().target.views()[name].view)
     trained.requires_grad_()
     mask = triangle(1, 6)
     mask[0, 4:] = False
