@@ -8,6 +8,8 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError, ConfigError, NotSupported, UnsupportedDevice
+from kdlab.kernels.draft_topk import TopK, draft_topk
+from kdlab.kernels.target_sample import target_sample
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter import Drafter, load_drafter
@@ -76,6 +78,27 @@ class Pair:
         block[:, 0] = anchor
         hidden = drafter(self.target.embed(block), start, context)
         return self.target.head(hidden[:, 1:])
+
+    def draft_top(self, anchor: Tensor, start: Tensor, context: DraftContext, k: int, impl: str = "auto") -> TopK:
+        """Return the drafter's K best tokens of each draft position; see `draft_logits` and `draft_topk`."""
+        return draft_topk(self.draft_logits(anchor, start, context), k, impl=impl)
+
+    def sample(
+        self,
+        hidden: Tensor,
+        *,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        stream: Tensor,
+        position: Tensor,
+        impl: str = "auto",
+    ) -> Tensor:
+        """Return the target's token [S, N] i32 behind rows of hidden [S, N, D]; see `target_sample`."""
+        logits = self.target.head(hidden)
+        return target_sample(
+            logits, temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl
+        )
 
     def _drafter(self) -> Drafter:
         if self.drafter is None:
