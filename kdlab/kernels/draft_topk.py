@@ -6,25 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_int, check_shape
-from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
+from kdlab.checks import check_int, check_shape
+from kdlab.errors import ArgumentError
 from kdlab.kernels import jit, reference, reference_shards
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.logits import CHUNK_BYTES, DTYPES, MAX_CLUSTER, THREADS, cluster_size, constants, runs_kernel
 from kdlab.kernels.reference import TopK
 from kdlab.kernels.reference_shards import TopKShard
 
 __all__ = ["TopK", "TopKShard", "draft_topk", "draft_topk_cost", "draft_topk_shard", "merge_topk"]
 
-MAX_K, MAX_CLUSTER = 256, 8  # as in the .cu
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_THREADS, _CHUNK_BYTES, _WARP = 512, 40960, 32
+MAX_K = 256  # as in the .cu
+_WARP = 32
 _NO_TOKEN = 2**31 - 1
 _DYNAMIC_BYTES = 98_000  # of a block: with the static part within the 101,376 bytes of sm_89 and sm_120
 
 
 def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
     """Lists of all blocks, and candidates: k of the chunk before, k times what a thread holds of a chunk."""
-    return 8 * k * (cluster + 1 + _CHUNK_BYTES // (item_bytes * _THREADS))
+    return 8 * k * (cluster + 1 + CHUNK_BYTES // (item_bytes * THREADS))
 
 
 def _fitting_cluster(k: int, cluster: int, item_bytes: int) -> int:
@@ -35,14 +36,13 @@ def _fitting_cluster(k: int, cluster: int, item_bytes: int) -> int:
 def _groups_per_warp(k: int, cluster: int) -> int:
     """Return the power of two that cuts a row's threads into 2 K groups or a few more: 512 at most, K at least."""
     most = 1 << (_WARP // cluster).bit_length() - 1
-    wanted = -(-2 * k // (cluster * _THREADS // _WARP))
+    wanted = -(-2 * k // (cluster * THREADS // _WARP))
     return min(1 << (wanted - 1).bit_length(), most)
 
 
 def _build(dtype: torch.dtype) -> jit.Build:
-    constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
     most = min(_DYNAMIC_BYTES, _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize))
-    return jit.Build("draft_topk.cu", constants, shared_bytes=(("draft_topk", most),))
+    return jit.Build("draft_topk.cu", constants(dtype), shared_bytes=(("draft_topk", most),))
 
 
 BUILDS = tuple(map(_build, DTYPES))
@@ -138,33 +138,7 @@ def draft_topk_cost(streams: int, rows: int, vocab: int, k: int, *, dtype: torch
     return Cost(streams * rows * (vocab * dtype.itemsize + 8 * k + 1))
 
 
-def runs_kernel(op: str, logits: Tensor, impl: str) -> bool:
-    """Say whether the kernel runs rather than the reference, after a look at what the kernel can read.
-
-    Raises:
-        ArgumentError: an unknown impl. UnsupportedDevice: "cuda" for tensors on another device.
-        ShapeError: a dtype or layout that the kernel does not read.
-    """
-    check_choice("impl", impl, ("auto", "cuda", "reference"))
-    if impl == "cuda" and not logits.is_cuda:
-        raise UnsupportedDevice(f"{op}: impl 'cuda' needs CUDA tensors, logits are on {logits.device}")
-    if impl == "reference" or not logits.is_cuda:
-        return False
-    if logits.dtype not in DTYPES:
-        raise ShapeError("logits", "float32, bfloat16 or float16 on a GPU (or impl='reference')", logits.dtype)
-    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
-        raise ShapeError("logits", "the values of a row side by side", f"strides {logits.stride()}")
-    return True
-
-
-def cluster_size(num_ids: int, item_bytes: int, device: torch.device) -> int:
-    """Return how many blocks share a row: one a chunk, 8 at most, one before Hopper, which knows no clusters."""
-    if torch.cuda.get_device_capability(device) < (9, 0):
-        return 1
-    return min(max(-(-num_ids * item_bytes // _CHUNK_BYTES), 1), MAX_CLUSTER)
-
-
-@torch.library.custom_op("kdlab::draft_topk", mutates_args=(), device_types="cuda")
+@cuda_op("draft_topk")
 def _draft_topk(
     logits: Tensor, k: int, first_id: int, num_ids: int, shard: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -177,7 +151,7 @@ def _draft_topk(
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
     jit.kernel(_build(logits.dtype), "draft_topk", logits.device).launch(
-        num_rows * cluster, _THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
+        num_rows * cluster, THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
         shared_bytes=_shared_bytes(k, cluster, item_bytes),
         cluster=cluster if cluster > 1 else None,
         overlap=True,

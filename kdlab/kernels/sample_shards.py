@@ -17,7 +17,8 @@ from torch import Tensor
 from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels import reference_shards
-from kdlab.kernels.draft_topk import runs_kernel
+from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.logits import runs_kernel
 from kdlab.kernels.reference import TOP_P_REACHED
 from kdlab.kernels.reference_shards import SampleShard
 from kdlab.kernels.target_sample import MAX_CANDIDATES, as_signed, check_sampling, launch, noise_arguments
@@ -175,7 +176,7 @@ def _check_columns(logits: Tensor, num_ids: int | None, first_id: int) -> tuple[
     return num_ids, check_int("first_id", first_id, minimum=0, maximum=_NO_TOKEN - num_ids)
 
 
-@torch.library.custom_op("kdlab::target_sample_shard", mutates_args=(), device_types="cuda")
+@cuda_op("target_sample_shard")
 def _target_sample_shard(
     logits: Tensor,
     num_ids: int,
@@ -212,7 +213,7 @@ def _candidates(logits: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, 
     return scores, torch.empty_like(scores, dtype=torch.int32), values, top
 
 
-@torch.library.custom_op("kdlab::top_p_mass", mutates_args=(), device_types="cuda")
+@cuda_op("top_p_mass")
 def _top_p_mass(
     logits: Tensor, num_ids: int, first_id: int, values: Tensor, token_ids: Tensor, top: Tensor, temperature: float
 ) -> Tensor:

@@ -8,23 +8,20 @@ from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ShapeError
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.draft_topk import DTYPES, cluster_size, runs_kernel
+from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, runs_kernel
 
 __all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "target_sample_cost"]
 
 MAX_CANDIDATES = 64  # as in top_p_mass.cu
 MIN_TEMPERATURE = 1e-30  # below, float64 itself has no room for logit / T
-_THREADS, _CHUNK_BYTES = 512, 40960
 _LOG2_E = 1.4426950408889634
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-
-
 _FILES = {"target_greedy": "target_sample.cu", "target_draw": "target_sample.cu", "top_p_mass": "top_p_mass.cu"}
 
 
 def _build(kernel: str, dtype: torch.dtype) -> jit.Build:
-    constants = (("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", _THREADS), ("CHUNK_BYTES", _CHUNK_BYTES))
-    return jit.Build(_FILES[kernel], constants)
+    return jit.Build(_FILES[kernel], constants(dtype))
 
 
 BUILDS = tuple(dict.fromkeys(_build(kernel, dtype) for kernel in _FILES for dtype in DTYPES))
@@ -103,7 +100,7 @@ def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     rows = (logits, *strides, logits.shape[1], num_ids, first_id, cluster)
     jit.kernel(_build(name, logits.dtype), name, logits.device).launch(
-        num_rows * cluster, _THREADS, *rows, *args, cluster=cluster if cluster > 1 else None, overlap=True
+        num_rows * cluster, THREADS, *rows, *args, cluster=cluster if cluster > 1 else None, overlap=True
     )
 
 
@@ -121,7 +118,7 @@ def noise_arguments(
     return *key, np.float64(temperature), np.float64(top_p), np.float32(log2_scale)
 
 
-@torch.library.custom_op("kdlab::target_sample", mutates_args=(), device_types="cuda")
+@cuda_op("target_sample")
 def _target_sample(
     logits: Tensor, temperature: float, top_p: float, seed: int, stream: Tensor, position: Tensor
 ) -> Tensor:

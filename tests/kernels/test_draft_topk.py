@@ -9,12 +9,12 @@ from kdlab.kernels import reference
 from kdlab.kernels.draft_topk import (
     TopK,
     _fitting_cluster,
-    cluster_size,
     draft_topk,
     draft_topk_cost,
     draft_topk_shard,
     merge_topk,
 )
+from kdlab.kernels.logits import cluster_size
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 
 gpu = pytest.mark.gpu
