@@ -19,6 +19,9 @@ BUNDLED_PAIRS = {
     "tiny": (_TINY / "target", _TINY / "drafter"),
 }
 
+# config.json of Kimi K2.6 and of its drafter, in `target` and `drafter`: shapes without weights.
+K26_SHAPES = DATA / "kimi-k26-shapes"
+
 
 def bundled_pair(name: str) -> tuple[Path, Path]:
     """Directories of the target and the drafter of a shipped pair.

@@ -1,0 +1,93 @@
+"""Cost of a K2.6 round: published weight bytes, what ranks share, and what each argument moves."""
+
+from dataclasses import replace
+
+import pytest
+
+from kdlab.errors import ArgumentError
+from kdlab.study.experts import distinct_experts
+from kdlab.study.step_cost import Step, all_reduces, round_stages
+from tests.study.k26 import DRAFTER, EXPERTS, TARGET
+
+H200 = {"bytes_per_s": 4.2e12, "flops_per_s": 7.8e14, "launch_us": 1.1}
+
+
+def step(rows, **changes):
+    return Step(rows, distinct_experts(rows * changes.get("streams", 1), **EXPERTS), **changes)
+
+
+def stages(rows, drafter=DRAFTER, **changes):
+    return {stage.name: stage for stage in round_stages(TARGET, drafter, step(rows, **changes))}
+
+
+def total(found):
+    return sum(stage.cost.bytes for stage in found.values())
+
+
+# GiB that one forward reads, published for independent routing; activations add the tolerance.
+@pytest.mark.parametrize(("rows", "gib"), [(1, 30.7), (8, 102.0), (16, 171.7), (33, 285.9), (65, 415.9)])
+def test_a_forward_reads_the_published_bytes(rows, gib):
+    assert total(stages(rows, drafter=None, context=0)) / 2**30 == pytest.approx(gib, rel=0.006)
+
+
+def test_eight_ranks_share_all_but_the_replicated_bytes():
+    whole, rank = stages(33), stages(33, ranks=8)
+    assert rank["q_a and kv_a"].cost == whole["q_a and kv_a"].cost
+    assert rank["q_a and kv_a"].replicated == rank["q_a and kv_a"].cost.bytes
+    for name in ("experts", "shared expert", "lm_head", "o_proj"):
+        assert rank[name].cost.bytes == pytest.approx(whole[name].cost.bytes / 8, rel=0.06)
+    shared = total(whole) - sum(stage.replicated for stage in whole.values())
+    kept = sum(stage.replicated for stage in rank.values())
+    assert total(rank) == pytest.approx(shared / 8 + kept, rel=0.02)
+
+
+def test_weights_of_a_rank_are_about_a_tenth_of_published():
+    assert total(stages(256, drafter=None, ranks=8, context=0)) / 2**30 == pytest.approx(548.8 / 8, rel=0.08)
+
+
+def test_whole_experts_wait_for_the_busiest_rank():
+    split, whole = stages(1, ranks=8), stages(1, ranks=8, experts="ep")
+    assert whole["experts"].cost.bytes / split["experts"].cost.bytes == pytest.approx(2.6, rel=0.02)
+
+
+def test_context_moves_the_attention_and_the_drafter_alone():
+    near, far = stages(9, context=1024), stages(9, context=8192)
+    assert {name for name in near if near[name] != far[name]} == {"attention", "draft attention"}
+    keys = 61 * 2 * 576 * (8192 - 1024)
+    assert far["attention"].cost.bytes - near["attention"].cost.bytes == keys
+
+
+def test_fewer_distinct_experts_are_fewer_bytes():
+    independent, alike = step(33), replace(step(33), distinct=distinct_experts(33, g=0.8, **EXPERTS))
+    more, less = (sum(s.cost.bytes for s in round_stages(TARGET, None, x)) for x in (independent, alike))
+    assert more - less == pytest.approx(60 * 24_772_608 * (independent.distinct - alike.distinct), rel=1e-6)
+
+
+def test_a_floor_is_the_longer_time_and_its_launches():
+    found = stages(33, ranks=8)["o_proj"]
+    assert found.floor_us(**H200) == pytest.approx(1e6 * found.cost.bytes / 4.2e12 + 61 * 1.1)
+    bound = stages(128, streams=32, context=8192, drafter=None)["attention"]
+    assert bound.floor_us(**H200) == pytest.approx(1e6 * bound.cost.flops / 7.8e14 + 61 * 1.1)
+
+
+def test_all_reduces_are_two_a_layer_and_the_listed_ones():
+    assert all_reduces(TARGET, DRAFTER, step(33)) == (0, 0)
+    calls, moved = all_reduces(TARGET, None, step(33, ranks=8))
+    assert (calls, moved) == (1 + 2 * 61, (1 + 2 * 61) * 33 * 7168 * 2)
+    assert all_reduces(TARGET, DRAFTER, step(33, ranks=8))[0] == calls + 2 + 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"rows": 0}, "rows"), ({"distinct": 0.0}, "distinct"), ({"context": -1}, "context"), ({"experts": "x"}, "exp")],
+)
+def test_wrong_steps_are_named(change, name):
+    with pytest.raises(ArgumentError, match=name):
+        replace(step(8), **change)
+
+
+def test_ranks_must_divide():
+    with pytest.raises(ArgumentError, match="num_attention_heads = 64"):
+        round_stages(TARGET, None, step(8, ranks=7))
+    with pytest.raises(ArgumentError, match="of the drafter = 8"):
+        round_stages(TARGET, DRAFTER, step(8, ranks=16))
