@@ -13,6 +13,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
+from kdlab.kernels.jit_ops import cuda_op
 from kdlab.kernels.moe_checks import check_moe
 from kdlab.kernels.reference import compute_dtype, moe_experts
 
@@ -214,7 +215,7 @@ class _Set(NamedTuple):
     down_scale: Tensor | None
 
 
-@torch.library.custom_op("kdlab::moe_int4", mutates_args=(), device_types="cuda")
+@cuda_op("moe_int4")
 def _moe_int4(
     x: Tensor,
     expert_ids: Tensor,

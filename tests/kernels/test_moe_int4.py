@@ -270,7 +270,7 @@ def test_the_host_does_not_wait():
 @gpu
 def test_operator_is_well_formed():
     for shared in (True, False):
-        torch.library.opcheck(module._moe_int4, operands(new_case(5, shared=shared, device="cuda")))
+        torch.library.opcheck(torch.ops.kdlab.moe_int4.default, operands(new_case(5, shared=shared, device="cuda")))
 
 
 @gpu
