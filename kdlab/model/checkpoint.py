@@ -1,21 +1,26 @@
-"""A Hugging Face directory of safetensors: which tensors it holds, and their bytes."""
+"""A Hugging Face directory of safetensors: which tensors it holds, where their bytes lie, and a digest of them all."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kdlab.errors import CheckpointError
-from kdlab.model.layers import Part
+from kdlab.model.shard import Shard, Stored
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FULL_DIGEST_BYTES = 1 << 30
+"""Up to this size of all files every byte is in the digest."""
+SAMPLED = "sampled:"
+"""What the digest of a larger checkpoint begins with."""
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
 _SHOWN = 20
 _CHUNK = 1 << 20
+_LAYER = re.compile(r".*?layers\.\d+\.")
 
 
 class Checkpoint:
@@ -26,16 +31,22 @@ class Checkpoint:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Open `model.safetensors`, or the shards of `model.safetensors.index.json`.
+        """Open `model.safetensors`, or the shards of `model.safetensors.index.json`, and check every header.
 
         Raises:
             CheckpointError: no such file, a shard that is missing or cut short, or an index that disagrees with it.
         """
         self.directory = Path(directory)
-        self._files = {name: _open(self.directory / name) for name in _file_names(self.directory)}
-        self._file_of = {tensor: name for name, file in self._files.items() for tensor in file.keys()}  # noqa: SIM118
-        self.names = list(self._file_of)
-        _check_index(self.directory, self._file_of)
+        files, index = _files(self.directory)
+        missing = [name for name in files if not (self.directory / name).is_file()]
+        if missing:
+            paths = _listing(f"{self.directory / name}" for name in missing)
+            raise CheckpointError(f"{paths}: expected a shard that {INDEX} names, got no such file")
+        shards = [Shard(self.directory / name) for name in files]
+        self._shard_of = {name: (i, shard) for i, shard in enumerate(shards) for name in shard.tensors}
+        self.names = list(self._shard_of)
+        if index is not None:
+            _check_index(self.directory, index, {name: self._file(name) for name in self.names})
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -43,93 +54,135 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.clear()
+        self._shard_of.clear()
 
-    def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU, as stored."""
-        return self._files[self._file_of[name]].get_tensor(name)
+    def stored(self, name: str) -> Stored:
+        """Return dtype, shape and place of a tensor."""
+        return self._shard_of[name][1].tensors[name]
 
+    def where(self, name: str) -> str:
+        """Return file and name of a tensor, for messages."""
+        return f"{self._shard_of[name][1].path}: {name}"
 
-def read_into(part: Part, tensor: Tensor, name: str) -> None:
-    """Write a part of a stored tensor into a weight, in the weight's dtype.
+    def order(self, name: str) -> tuple[int, int]:
+        """Return what sorts tensors as they lie on disk."""
+        number, shard = self._shard_of[name]
+        return number, shard.tensors[name].offset
 
-    Raises:
-        CheckpointError: the shape differs, one is an integer tensor and the other is not, or the values are not a float
-            of 16 bits or more.
-    """
-    view = part.view
-    if tensor.shape != part.shape:
-        raise CheckpointError(f"{name}: expected shape {list(part.shape)}, got {list(tensor.shape)}")
-    known = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    allowed = known if view.dtype.is_floating_point else (view.dtype,)
-    if tensor.dtype not in allowed:
-        raise CheckpointError(f"{name}: expected dtype {' or '.join(map(str, allowed))}, got {tensor.dtype}")
-    with torch.no_grad():
-        view.copy_(tensor[part.index])
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """Return tensor[index] on the CPU, as stored: a view into the file, which must be copied to be kept."""
+        return self._shard_of[name][1].read(name, index)
 
+    def touched(self, name: str, nbytes: int) -> None:
+        """Say that so many bytes of the tensor were copied, so that memory behind them may be given back."""
+        self._shard_of[name][1].touched(nbytes)
 
-def check_names(expected: Iterable[str], found: Iterable[str], where: str | Path) -> None:
-    """Raise CheckpointError that lists the tensors that are missing and the ones that nobody asked for."""
-    wanted, present = set(expected), set(found)
-    problems = [("missing", wanted - present), ("unknown", present - wanted)]
-    lines = [f"{kind} tensors: {_listing(names)}" for kind, names in problems if names]
-    if lines:
-        raise CheckpointError(f"{where}: " + "; ".join(lines))
+    def check_names(self, expected: Iterable[str], names: Mapping[str, str]) -> None:
+        """Raise CheckpointError that lists the tensors that are missing and the ones that nobody asked for.
+
+        Args:
+            expected: names that are needed.
+            names: names that are there, as the model knows them -> as the checkpoint does.
+        """
+        wanted, present = set(expected), names.keys()
+        missing, unknown = sorted(wanted - present), present - wanted
+        lines = []
+        if missing:
+            hints = [self._hint(name, names) for name in missing[:_SHOWN]]
+            lines.append(f"missing tensors: {_listing(hints + missing[_SHOWN:])}")
+        if unknown:
+            places = (f"{names[name]} in {self._file(names[name])}" for name in unknown)
+            lines.append(f"unknown tensors: {_listing(places)}")
+        if lines:
+            raise CheckpointError(f"{self.directory}: " + "; ".join(lines))
+
+    def _file(self, name: str) -> str:
+        return self._shard_of[name][1].path.name
+
+    def _hint(self, name: str, names: Mapping[str, str]) -> str:
+        """Return a missing name with the shard that holds others of its layer."""
+        layer = _LAYER.match(name)
+        same = next((other for other in names if layer and other.startswith(layer[0])), None)
+        return name if same is None else f"{name} (others of its layer are in {self._file(names[same])})"
 
 
 def checkpoint_sha256(directory: str | Path) -> str:
-    """Return the sha256 over name, size and bytes of config.json and the safetensors files, sorted by name."""
+    """Return a sha256 over name, size and bytes of config.json and the safetensors files, sorted by name.
+
+    Of files above FULL_DIGEST_BYTES in all, which would take an hour at 554 GiB, the digest holds config, index, the
+    whole header of every file, and 16 blocks of 4 KiB spread evenly over its tensors; it then begins with `sampled:`.
+    So it tells checkpoints apart, and does not prove that every byte is the same.
+
+    Raises:
+        CheckpointError: no config.json, or no safetensors file.
+    """
     folder = Path(directory)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) == 1 or not files[0].is_file():
         raise CheckpointError(f"{folder}: expected config.json and safetensors files, got {_contents(folder)}")
     digest = hashlib.sha256()
+    sampled = sum(path.stat().st_size for path in files) > FULL_DIGEST_BYTES
+    if sampled and (folder / INDEX).is_file():
+        files.insert(1, folder / INDEX)
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        blocks = _sampled_blocks(path) if sampled and path.suffix == ".safetensors" else [(0, path.stat().st_size)]
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+            for begin, length in blocks:
+                file.seek(begin)
+                while length and (chunk := file.read(min(_CHUNK, length))):
+                    digest.update(chunk)
+                    length -= len(chunk)
+    return (SAMPLED if sampled else "") + digest.hexdigest()
 
 
-def _file_names(directory: Path) -> list[str]:
-    single, index = (directory / SINGLE).is_file(), (directory / INDEX).is_file()
-    if single and index:
-        raise CheckpointError(f"{directory}: expected {SINGLE} or {INDEX}, got both")
-    if single:
-        return [SINGLE]
-    if index:
-        return sorted(set(_weight_map(directory).values()))
-    raise CheckpointError(f"{directory}: expected {SINGLE} or {INDEX} (only safetensors), got {_contents(directory)}")
+def _sampled_blocks(path: Path) -> list[tuple[int, int]]:
+    """Return (offset, length) of the header and of blocks spread over the tensors' bytes, the last ones among them."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = min(size, 8 + int.from_bytes(file.read(8), "little"))
+    steps = range(_SAMPLES)
+    last = max(begin, size - _SAMPLE_BYTES)
+    return [(0, begin), *((begin + (last - begin) * i // (_SAMPLES - 1), _SAMPLE_BYTES) for i in steps)]
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
+def weight_map(directory: Path) -> dict[str, str]:
+    """Return the index: tensor name -> file name.
+
+    Raises:
+        CheckpointError: the index cannot be read, or names files elsewhere.
+    """
     path = directory / INDEX
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a JSON object with weight_map, got {error!r}") from error
-    if not isinstance(found, dict) or any(Path(str(name)).name != name for name in found.values()):
+    files = set(found.values()) if isinstance(found, dict) and all(isinstance(x, str) for x in found.values()) else {""}
+    if any(not name or Path(name).name != name for name in files):
         raise CheckpointError(f"{path}: weight_map: expected tensor names to file names of the same directory")
     return found
 
 
-def _check_index(directory: Path, file_of: dict[str, str]) -> None:
-    if SINGLE in set(file_of.values()) or not (directory / INDEX).is_file():
-        return
-    index = _weight_map(directory)
-    wrong = sorted(name for name in index.keys() | file_of.keys() if index.get(name) != file_of.get(name))
+def _files(directory: Path) -> tuple[list[str], dict[str, str] | None]:
+    """Return the names of the files, and the index where there is one."""
+    single, index = (directory / SINGLE).is_file(), (directory / INDEX).is_file()
+    if single and index:
+        raise CheckpointError(f"{directory}: expected {SINGLE} or {INDEX}, got both")
+    if single:
+        return [SINGLE], None
+    if index:
+        found = weight_map(directory)
+        return sorted(set(found.values())), found
+    raise CheckpointError(f"{directory}: expected {SINGLE} or {INDEX} (only safetensors), got {_contents(directory)}")
+
+
+def _check_index(directory: Path, index: dict[str, str], file_of: dict[str, str]) -> None:
+    wrong = [name for name in index.keys() | file_of.keys() if index.get(name) != file_of.get(name)]
     if wrong:
-        raise CheckpointError(f"{directory / INDEX}: index and shards disagree on: {_listing(wrong)}")
-
-
-def _open(path: Path) -> safe_open:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: expected a shard that {INDEX} names, got no such file")
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: expected a whole safetensors file, got {error}") from error
+        places = (
+            f"{name} (index: {index.get(name, 'nowhere')}; found: {file_of.get(name, 'nowhere')})" for name in wrong
+        )
+        raise CheckpointError(f"{directory / INDEX}: index and shards disagree on: {_listing(places)}")
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -13,10 +13,11 @@ from kdlab.checks import check_float, check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError, ConfigError
 from kdlab.kernels.reference import rms_norm
-from kdlab.model.checkpoint import Checkpoint, check_names, read_into
+from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter_layers import BlockView, DraftLayer
 from kdlab.model.layers import Part, prefixed, weight, wholes
+from kdlab.model.reading import Planned, Progress
 
 _PREFIX = "model."
 _DFLASH2_MODULES = ("candidate_selector", "attention_conv", "mlp_conv")
@@ -133,13 +134,22 @@ class Drafter(nn.Module):
 
 
 def load_drafter(
-    directory: str | Path, *, device: torch.device | str, dtype: torch.dtype, rope_amplitude: float = 1.0
+    directory: str | Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    rope_amplitude: float = 1.0,
+    progress: Progress | None = None,
 ) -> Drafter:
-    """Load a DFlash directory.
+    """Load a DFlash directory; see `plan_drafter` for the arguments and errors."""
+    return plan_drafter(directory, dtype=dtype, rope_amplitude=rope_amplitude).read(device, progress)
+
+
+def plan_drafter(directory: str | Path, *, dtype: torch.dtype, rope_amplitude: float = 1.0) -> Planned[Drafter]:
+    """Check a DFlash directory from its config and headers; `read` of what comes back takes memory and reads.
 
     Args:
         directory: holds config.json and safetensors; names may all carry the prefix `model.`.
-        device: of the weights.
         dtype: of weights and activations.
         rope_amplitude: factor on the drafter's cos and sin, see `Drafter`.
 
@@ -147,14 +157,13 @@ def load_drafter(
         ConfigError: the config or the tensors are of a drafter that kdlab does not run.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
-    drafter = Drafter(DrafterConfig.load(directory), dtype=dtype, device=device, rope_amplitude=rope_amplitude)
-    parts = drafter.views()
-    with Checkpoint(directory) as checkpoint:
-        stored = _stored_names(checkpoint)
-        check_names(parts, stored, checkpoint.directory)
-        for name, part in parts.items():
-            read_into(part, checkpoint.read(stored[name]), name)
-    return drafter.eval()
+    config = DrafterConfig.load(directory)
+    checkpoint = Checkpoint(directory)
+
+    def new(place: torch.device | str) -> Drafter:
+        return Drafter(config, dtype=dtype, device=place, rope_amplitude=rope_amplitude)
+
+    return Planned.check(new, checkpoint, _stored_names(checkpoint))
 
 
 def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from kdlab.kernels.draft_topk import TopK, draft_topk
 from kdlab.kernels.target_sample import target_sample
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.drafter import Drafter, load_drafter
-from kdlab.model.target import Target, load_target
+from kdlab.model.drafter import Drafter, plan_drafter
+from kdlab.model.fit import check_room
+from kdlab.model.reading import Planned, Progress
+from kdlab.model.target import Target, plan_target
 from kdlab.model.tokenizer import Tokenizer, load_tokenizer_if_any
 from kdlab.paths import bundled_pair
 
@@ -29,7 +32,7 @@ class Pair:
         drafter: the DFlash drafter, or None; without one only AR decoding runs.
         tokenizer: of the target; a checkpoint without one takes prompts as token ids.
         name: what `load_pair` was given as `target`.
-        target_sha256, drafter_sha256: of the checkpoint bytes; the drafter's is None without a drafter.
+        target_sha256, drafter_sha256: see `checkpoint_sha256`; the drafter's is None without a drafter.
     """
 
     target: Target
@@ -116,6 +119,7 @@ def load_pair(
     experts: str = "tp",
     latent_norm_eps: float = 1e-6,
     rope_amplitude: float = 1.0,
+    progress: Progress | None = None,
 ) -> Pair:
     """Load a target, its drafter and its tokenizer.
 
@@ -128,11 +132,12 @@ def load_pair(
         experts: "tp" or "ep", how routed experts are split over ranks.
         latent_norm_eps: epsilon of the q_a and kv_a norms; 1e-6 as Moonshot's code and transformers, 1e-5 as SGLang.
         rope_amplitude: factor on the drafter's cos and sin tables; some engines ran K2.5's drafter with 1.4159.
+        progress: called now and then while weights are read, and once at the end of each checkpoint.
 
     Raises:
         ArgumentError: an argument has a wrong value, or there is no such directory or shipped pair.
         NotSupported: more than one rank.
-        UnsupportedDevice: torch does not see the GPU that was asked for.
+        UnsupportedDevice: torch does not see the GPU that was asked for, or the weights do not fit in its memory.
         ConfigError: a config or tokenizer file asks for what kdlab does not run, or target and drafter do not match.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
@@ -141,14 +146,17 @@ def load_pair(
         raise NotSupported("ranks", "1", ranks)
     torch_device, torch_dtype = _device(device), _dtype(dtype)
     target_dir, drafter_dir = _directories(target, drafter)
-    loaded = load_target(target_dir, device=torch_device, dtype=torch_dtype, latent_norm_eps=latent_norm_eps)
-    draft = None
+    # All that headers and configs can tell, before any memory is taken: reading takes minutes.
+    planned = plan_target(target_dir, device=torch_device, dtype=torch_dtype, latent_norm_eps=latent_norm_eps)
+    plans: list[Planned[Any]] = [planned]
     if drafter_dir is not None:
-        draft = load_drafter(drafter_dir, device=torch_device, dtype=torch_dtype, rope_amplitude=rope_amplitude)
-        _check_match(loaded, draft)
+        plans.append(plan_drafter(drafter_dir, dtype=torch_dtype, rope_amplitude=rope_amplitude))
+        _check_match(planned.empty, plans[1].empty)
+    check_room(sum(plan.nbytes for plan in plans), torch_device)
+    loaded, *draft = (plan.read(torch_device, progress) for plan in plans)
     return Pair(
         target=loaded,
-        drafter=draft,
+        drafter=draft[0] if draft else None,
         tokenizer=load_tokenizer_if_any(Path(target_dir), loaded.config.vocab_size),
         name=str(target),
         target_sha256=checkpoint_sha256(target_dir),

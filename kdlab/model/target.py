@@ -19,7 +19,8 @@ from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.layers import Part, SwiGlu, prefixed, weight, wholes
 from kdlab.model.moe import MixtureOfExperts
-from kdlab.model.target_tensors import Skipped, load_tensors
+from kdlab.model.reading import Planned, Progress
+from kdlab.model.target_tensors import Skipped, target_names
 from kdlab.model.visible_rows import VisibleRows
 
 
@@ -199,8 +200,16 @@ def load_target(
     device: torch.device | str,
     dtype: torch.dtype,
     latent_norm_eps: float = 1e-6,
+    progress: Progress | None = None,
 ) -> Target:
-    """Load a Hugging Face directory.
+    """Load a Hugging Face directory; see `plan_target` for the arguments and errors."""
+    return plan_target(directory, device=device, dtype=dtype, latent_norm_eps=latent_norm_eps).read(device, progress)
+
+
+def plan_target(
+    directory: str | Path, *, device: torch.device | str, dtype: torch.dtype, latent_norm_eps: float = 1e-6
+) -> Planned[Target]:
+    """Check a Hugging Face directory from its config and headers; `read` of what comes back takes memory and reads.
 
     Experts in INT4 stay packed, each touched one dequantised in the op; on the CPU they are dequantised here instead,
     where the small models run many forwards.
@@ -217,8 +226,12 @@ def load_target(
     """
     config = TargetConfig.load(directory, latent_norm_eps=latent_norm_eps)
     packed = config.experts_int4 and torch.device(device).type != "cpu"
-    target = Target(config, dtype=dtype, device=device, packed=packed)
-    layers, int4 = config.num_hidden_layers, config.experts_int4
-    with Checkpoint(directory) as checkpoint:
-        target.skipped = load_tensors(target.views(), checkpoint, num_layers=layers, int4=int4)
-    return target.eval()
+    checkpoint = Checkpoint(directory)
+    names, skipped = target_names(checkpoint, config.num_hidden_layers)
+
+    def new(place: torch.device | str) -> Target:
+        target = Target(config, dtype=dtype, device=place, packed=packed)
+        target.skipped = skipped
+        return target
+
+    return Planned.check(new, checkpoint, names, int4=config.experts_int4)
