@@ -57,6 +57,9 @@ struct Work {
   bool leader;           // one thread of the group
 };
 
+// A page that is none of the cache's becomes the one behind the last, which TMA reads as zeros.
+DEVICE int legal_page(const Params& p, int page) { return int(min(u32(page), u32(p.num_pages))); }
+
 // Asks for the page of a key block of this segment, into shared memory; leaders only.
 DEVICE void ask_page(const Work& w, int slot, int block) {
   if (!w.leader || block >= w.end) return;
@@ -69,7 +72,7 @@ DEVICE void ask_page(const Work& w, int slot, int block) {
 DEVICE int take_page(const Work& w, int slot, int block, int which) {
   if (block >= w.end) return w.plan.next_page[which];
   copy_async_wait_all();
-  return max(w.plan.page[slot], 0);  // -1 would mean that nothing comes
+  return legal_page(w.p, w.plan.page[slot]);
 }
 
 // Whether a block that take_page gave the page of goes to both blocks of a pair.
@@ -287,7 +290,7 @@ DEVICE void fetch_query(Plan& plan, const TensorMap& map, const Segment& seg, in
 DEVICE void fetch_first(const Params& p, Plan& plan, const TensorMap& query_map, const TensorMap& key_map,
                         const Segment& seg) {
   const i32* table = p.block_table + i64(seg.stream) * p.table_width;
-  const int page = table[seg.begin];
+  const int page = legal_page(p, table[seg.begin]);
   fetch_query(plan, query_map, seg, Config::ROPE_BOX);
 #pragma unroll 1
   for (int i = 0; i < Config::K_BOXES; ++i) {
@@ -298,7 +301,7 @@ DEVICE void fetch_first(const Params& p, Plan& plan, const TensorMap& query_map,
 }
 
 DEVICE void fetch_second(const Params& p, Plan& plan, const TensorMap& key_map, const Segment& seg) {
-  const int page = p.block_table[i64(seg.stream) * p.table_width + seg.begin + 1];
+  const int page = legal_page(p, p.block_table[i64(seg.stream) * p.table_width + seg.begin + 1]);
 #pragma unroll 1
   for (int box = 0; box < Config::K_BOXES; ++box) fetch(plan, key_map, 1, page, box, seg.together);
 }
@@ -322,11 +325,12 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
                            const __grid_constant__ TensorMap output_map, const i32* block_table, const i32* prefix_len,
                            const u32* ancestors, const i32* num_nodes, Scalar* o_out, float* lse_out, float* partial,
                            float* partial_lse, u32* counters, int num_streams, int num_rows, int num_heads,
-                           int num_words, int table_width, int fixed_split, int plan_place, float scale_log2) {
+                           int num_words, int table_width, int num_pages, int fixed_split, int plan_place,
+                           float scale_log2) {
   extern __shared__ __align__(1024) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
-  const Params p = {block_table, prefix_len,  ancestors, num_nodes, o_out,     lse_out,     partial,     partial_lse,
-                    counters,    num_streams, num_rows,  num_heads, num_words, table_width, fixed_split, scale_log2};
+  const Params p = {block_table, prefix_len, ancestors, num_nodes, o_out,       lse_out,   partial,     partial_lse, counters,
+                    num_streams, num_rows,   num_heads, num_words, table_width, num_pages, fixed_split, scale_log2};
   const int group = __shfl_sync(FULL_MASK, threadIdx.x / 128, 0);
   const bool leader = threadIdx.x % 128 == 0;
   const int row = warp_id() % 4 * 16 + lane_id() / 4;
@@ -372,8 +376,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
         // A merge needs the keys' memory: the next segment's keys come ahead only where there is none.
         const bool ahead = CLUSTER == 1 && valid && phases & STARTED && seg.parts == 1;
         const i32* table = p.block_table + i64(next.stream) * p.table_width;
-        plan.next_page[0] = ahead ? max(table[next.begin], 0) : -1;
-        plan.next_page[1] = ahead && next.end - next.begin > 1 ? max(table[next.begin + 1], 0) : -1;
+        plan.next_page[0] = ahead ? legal_page(p, table[next.begin]) : -1;
+        plan.next_page[1] = ahead && next.end - next.begin > 1 ? legal_page(p, table[next.begin + 1]) : -1;
         plan.next_together = next.together;
         plan.valid[turn_of(phases) ^ 1] = valid;
       }

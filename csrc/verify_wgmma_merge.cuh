@@ -296,7 +296,7 @@ DEVICE void clear_unused(const Params& p) {
   const int num_pairs = p.num_rows * p.num_heads, tiles = cdiv(num_pairs, Config::TILE);
   for (int i = blockIdx.x; i < p.num_streams * tiles; i += gridDim.x) {
     const int stream = i / tiles, first_pair = i % tiles * Config::TILE;
-    if (first_pair < p.num_nodes[stream] * p.num_heads) continue;
+    if (first_pair < stream_nodes(p, stream, stream_prefix(p, stream)) * p.num_heads) continue;
     const int pairs = min(num_pairs - first_pair, Config::TILE);
     const i64 place = i64(stream) * num_pairs + first_pair;
     uint4* out = reinterpret_cast<uint4*>(p.o + place * Config::LATENT);

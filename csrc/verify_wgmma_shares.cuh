@@ -91,7 +91,7 @@ struct Params {
   float* partial;          // [2 * units, CLUSTER, PIECES, THREADS, 4], normalised
   float* partial_lse;      // [2 * units, CLUSTER, 64], log2
   u32* counters;           // [units, CLUSTER], zero before and after
-  int num_streams, num_rows, num_heads, num_words, table_width;
+  int num_streams, num_rows, num_heads, num_words, table_width, num_pages;
   int fixed_split;         // a row's result depends on its own stream alone: no lists, and the prefix decides the parts
   float scale_log2;
 };
@@ -115,9 +115,15 @@ struct Stream {
   u32 tiles_before;   // of the streams before
 };
 
-DEVICE u32 key_blocks(const Params& p, u32 prefix, u32 rows) {
-  return min((prefix + rows + Config::PAGE - 1) / Config::PAGE, u32(p.table_width));
+// Lengths of a stream, within what the block table and the tree hold.
+DEVICE int stream_prefix(const Params& p, int stream) {
+  return min(max(p.prefix_len[stream], 0), p.table_width * Config::PAGE);
 }
+DEVICE int stream_nodes(const Params& p, int stream, int prefix) {
+  return min(min(max(p.num_nodes[stream], 0), p.num_rows), p.table_width * Config::PAGE - prefix);
+}
+
+DEVICE u32 key_blocks(u32 prefix, u32 rows) { return (prefix + rows + Config::PAGE - 1) / Config::PAGE; }
 
 // Sum over the lanes before.
 DEVICE u32 sum_before(u32 value) {
@@ -134,10 +140,10 @@ DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
   const int stream = first_stream + lane_id();
   Stream s = {0, 0, 0, 0, tiles_before};
   if (stream < p.num_streams) {
-    s.prefix = min(max(p.prefix_len[stream], 0), p.table_width * Config::PAGE);
-    s.nodes = min(max(p.num_nodes[stream], 0), p.num_rows);
+    s.prefix = stream_prefix(p, stream);
+    s.nodes = stream_nodes(p, stream, s.prefix);
     s.tiles = (s.nodes * p.num_heads + Config::TILE - 1) / Config::TILE;
-    s.size = key_blocks(p, s.prefix, s.nodes) + Config::OVERHEAD * CLUSTER;
+    s.size = key_blocks(s.prefix, s.nodes) + Config::OVERHEAD * CLUSTER;
   }
   if (p.num_streams > 1) s.tiles_before += sum_before(s.tiles);
   return s;
@@ -240,7 +246,7 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
         const bool odd = PAIR && block_index() % 2 == 1, together = PAIR && (odd ? tile > 0 : tile + 1 < s.tiles);
         const u32 last_tile = together && !odd ? tile + 1 : tile;  // both blocks of a pair take the same keys
         const u32 rows = min(s.nodes, (last_tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1);
-        const u32 blocks = key_blocks(p, s.prefix, rows), zero = start + Config::OVERHEAD * CLUSTER;
+        const u32 blocks = key_blocks(s.prefix, rows), zero = start + Config::OVERHEAD * CLUSTER;
         u32 begin = 0, end = blocks, first_unit = 0, stride = 1, parts = 1;
         if (!whole) {
           const auto unit_of = [&](u32 block) { return ((zero + block + 1) * list.units - 1) / list.length; };

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_float, check_int, check_integer_tensor, check_shape
-from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.cost import Cost
@@ -23,6 +23,7 @@ from kdlab.kernels.verify_attention_wgmma import run_wgmma
 
 PAGE_SIZE = 64
 IMPLS = ("auto", "reference", "naive", "mma", "wgmma", "flashmla")
+_MAX_PAGES = 2**24  # of a stream: keys are counted in 31 bits
 _ALIGNMENT = 16  # of what the kernels copy at once
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LATENT_DIM, ROPE_DIM = 512, 64
@@ -50,7 +51,8 @@ def verify_attention(
     Args:
         q: [S, N, H, C + R] f32, bf16 or f16, absorbed and rotated; rows from num_nodes on are not read.
         pages: [P, 64, C + R] in q's dtype, one layer; row i of stream s at its row prefix_len[s] + i.
-        block_table: [S, M] i32, pages of each stream; keys of a page that is none of the P count as zeros on a GPU.
+        block_table: [S, M] i32, pages of each stream. On a GPU keys of a page that is none of the P count as zeros
+            (impl="flashmla": it takes the nearest page that there is).
         prefix_len: [S] i32, committed rows, 0 allowed; on a GPU lengths are cut to what the block table holds.
         ancestors: [S, N, ceil(N / 32)] u32, row i sees row j where bit j is set; parents stand before children, so no
             row sees rows behind itself. Every used row has its own bit set.
@@ -137,11 +139,12 @@ def _check_tensors(
         raise ShapeError("q", "a float dtype", q.dtype)
     if 0 in q.shape:
         raise ShapeError("q", "no empty dimension", list(q.shape))
-    check_shape("pages", pages, ["P", PAGE_SIZE, sizes["C+R"]])
+    if check_shape("pages", pages, ["P", PAGE_SIZE, sizes["C+R"]])["P"] == 0:
+        raise ShapeError("pages", "at least one page", list(pages.shape))
     if pages.dtype != q.dtype:
         raise ShapeError("pages", f"q's dtype {q.dtype}", pages.dtype)
-    if check_shape("block_table", block_table, [sizes["S"], "M"])["M"] == 0:
-        raise ShapeError("block_table", "at least one page a stream", list(block_table.shape))
+    if not 1 <= check_shape("block_table", block_table, [sizes["S"], "M"])["M"] <= _MAX_PAGES:
+        raise ShapeError("block_table", f"1 to {_MAX_PAGES} pages a stream", list(block_table.shape))
     check_shape("ancestors", ancestors, [sizes["S"], sizes["N"], num_words(sizes["N"])])
     if ancestors.dtype != torch.uint32:
         raise ShapeError("ancestors", "uint32 words", ancestors.dtype)
@@ -172,12 +175,26 @@ def _reference(
     scale: float,
     latent_dim: int,
 ) -> tuple[Tensor, Tensor]:
+    pages, block_table = _existing_pages(pages, block_table, prefix_len, num_nodes)
     rows = torch.arange(q.shape[1], device=q.device)
     used = rows < num_nodes[:, None]
     mask = unpack_ancestors(ancestors) & used[:, :, None] & used[:, None]
     queries = q.masked_fill(~used[..., None, None], 0)
     o, lse = reference.verify_attention(queries, pages, block_table, prefix_len, mask, scale, latent_dim)
     return o.masked_fill_(~used[..., None, None], 0), lse.masked_fill_(~used[..., None], -torch.inf)
+
+
+def _existing_pages(pages: Tensor, block_table: Tensor, prefix_len: Tensor, num_nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return pages and a table that names only pages that exist; ArgumentError for a used one that does not (CPU)."""
+    exists = (block_table >= 0) & (block_table < pages.shape[0])
+    if pages.is_cuda:  # zeros in place of a missing page, without asking the host
+        own = pages[block_table.clamp(0, pages.shape[0] - 1)].masked_fill(~exists[..., None, None], 0)
+        return own.flatten(0, 1), torch.arange(block_table.numel(), device=pages.device).view(block_table.shape)
+    length = (prefix_len.long() + num_nodes).masked_fill(num_nodes == 0, 0)
+    missing = ~exists & (torch.arange(block_table.shape[1]) * PAGE_SIZE < length[:, None])
+    if missing.any():
+        raise ArgumentError("block_table", f"pages 0 to {pages.shape[0] - 1}", int(block_table[missing][0]))
+    return pages, block_table.masked_fill(~exists, 0)
 
 
 @cuda_op("verify_attention")

@@ -39,7 +39,8 @@ def run_flashmla(
     """Fill o and lse; shapes as in `verify_attention`, all tensors contiguous, C 512 and R 64.
 
     FlashMLA makes its schedule on the GPU, anew at every call, so there is no host synchronisation, and a captured
-    graph follows the lengths. It trusts them, so they are cut to what the block table holds.
+    graph follows the lengths. It trusts them, so they are cut to what the block table holds, and pages to those there
+    are.
 
     Raises:
         NotSupported: fixed_split (FlashMLA's splits follow the batch), or another dtype than bf16 and f16.
@@ -54,8 +55,9 @@ def run_flashmla(
     package = load_flashmla()
     capacity = block_table.shape[1] * pages.shape[1]
     prefix_len = prefix_len.clamp(0, capacity)
+    table = block_table.clamp(0, pages.shape[0] - 1)
     o_prefix, lse_prefix = package.flash_mla_with_kvcache(
-        q, pages.unsqueeze(2), block_table, prefix_len, o.shape[-1], package.get_mla_metadata()[0],
+        q, pages.unsqueeze(2), table, prefix_len, o.shape[-1], package.get_mla_metadata()[0],
         softmax_scale=scale, causal=False, use_legacy=True,
     )  # fmt: skip
     parts = run_mma_tail((q, pages, block_table, prefix_len, ancestors, num_nodes), scale, o, lse)

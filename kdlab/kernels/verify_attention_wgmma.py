@@ -1,8 +1,9 @@
 """Launch of the Hopper kernel: warpgroup products fed by TMA, the work shared out equally on the device."""
 
 import functools
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ _CACHE_SHARE = 2 / 3
 _MAX_PARTS = 8
 """Parts of a tile in global memory that its last block merges in about the time of four key blocks."""
 _MAX_MAPS = 4096
+_MAX_PAGES = 2**16
+"""Pages of a stream: a list of tiles is cut in 32-bit arithmetic."""
 _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
 
@@ -80,8 +83,9 @@ def choose_mode(num_tiles: int, in_cache: bool, units: Mapping[int, int]) -> Mod
 
 
 @functools.cache
-def _units(device: torch.device) -> Mapping[int, int]:
-    program = kernel(build_wgmma(torch.bfloat16, MODES[0]), "verify_attention_wgmma", device)
+def _units(device: torch.device, dtype: torch.dtype) -> Mapping[int, int]:
+    # Every mode's build gives the same numbers; a few rows, the common case, need this one anyway.
+    program = kernel(build_wgmma(dtype, FIXED), "verify_attention_wgmma", device)
     return {1: num_sms(device)} | {n: program.max_clusters(_THREADS, _SHARED_BYTES, n) for n in (2, 4, 8)}
 
 
@@ -100,15 +104,17 @@ def run_wgmma(
     """Fill o and lse; shapes as in `verify_attention`, all tensors contiguous.
 
     Raises:
-        NotSupported: another dtype than bfloat16 or float16, or widths other than 512 + 64.
+        NotSupported: another dtype than bfloat16 or float16, widths other than 512 + 64, or too many pages a stream.
     """
     num_streams, num_rows, num_heads, width = q.shape
     if q.dtype not in _DTYPE_DEFINE:
         raise NotSupported("q", "bfloat16 or float16 for impl='wgmma'", q.dtype)
     if (width, o.shape[-1]) != (_LATENT_DIM + _TILE, _LATENT_DIM):
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))
+    if block_table.shape[1] > _MAX_PAGES:
+        raise NotSupported("block_table", f"at most {_MAX_PAGES} pages a stream", block_table.shape[1])
     num_tiles = num_streams * -(-num_rows * num_heads // _TILE)
-    units = _units(q.device)
+    units = _units(q.device, q.dtype)
     cache_bytes = _CACHE_SHARE * torch.cuda.get_device_properties(q.device).L2_cache_size
     in_cache = block_table.numel() * _TILE * width * q.element_size() <= cache_bytes
     mode = FIXED if fixed_split else choose_mode(num_tiles, in_cache, units)
@@ -122,9 +128,9 @@ def run_wgmma(
         tensor_map(o.data_ptr(), (num_streams, num_rows * num_heads, _LATENT_DIM), (1, _TILE, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
-    sizes = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], int(fixed_split), _PLAN_PLACE)
+    lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
     program = kernel(build_wgmma(q.dtype, mode), "verify_attention_wgmma", q.device)
-    args = (*inputs, *outputs, *sizes, scale * math.log2(math.e))
+    args = (*inputs, *outputs, *lengths, int(fixed_split), _PLAN_PLACE, scale * math.log2(math.e))
     shape = None if mode.cluster == 1 else mode.cluster
     program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, cluster=shape, overlap=True)
 
@@ -152,7 +158,7 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> An
     return view.as_tensor_map(box_dim=box, **options)
 
 
-_rings: dict[torch.device, tuple[Tensor, list[int]]] = {}
+_rings: dict[torch.device, tuple[Tensor, Iterator[int]]] = {}
 
 
 def _counters(device: torch.device) -> Tensor:
@@ -161,8 +167,11 @@ def _counters(device: torch.device) -> Tensor:
     if device not in _rings:
         if torch.cuda.is_current_stream_capturing():
             return torch.zeros(count, dtype=torch.int32, device=device)
-        _rings[device] = (torch.zeros(_COUNTER_SETS, count, dtype=torch.int32, device=device), [0])
-        torch.cuda.synchronize(device)
-    ring, turn = _rings[device]
-    turn[0] = (turn[0] + 1) % _COUNTER_SETS
-    return ring[turn[0]]
+        # Filled on a stream of its own: nothing that is under way need end first, and every stream may use it then.
+        side = torch.cuda.Stream(device)
+        with torch.cuda.stream(side):
+            ring = torch.zeros(_COUNTER_SETS, count, dtype=torch.int32, device=device)
+        side.synchronize()
+        _rings.setdefault(device, (ring, itertools.count()))  # another thread may have been quicker
+    ring, turns = _rings[device]
+    return ring[next(turns) % _COUNTER_SETS]

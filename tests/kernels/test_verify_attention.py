@@ -64,7 +64,6 @@ def test_random_trees_are_valid():
         assert (bits[row, : row + 1] == (bits[parents[row], : row + 1] | (np.arange(row + 1) == row))).all()
 
 
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -72,11 +71,13 @@ def test_random_trees_are_valid():
         ("q", torch.zeros(3, 33, 2, 32, dtype=torch.int32)),
         ("q", torch.zeros(3, 33, 0, 32)),
         ("pages", torch.zeros(12, 32, 32)),
+        ("pages", torch.zeros(0, 64, 32)),
         ("pages", torch.zeros(12, 64, 31)),
         ("pages", torch.zeros(12, 64, 32, dtype=torch.bfloat16)),
         ("block_table", torch.zeros(2, 4, dtype=torch.int32)),
         ("block_table", torch.zeros(3, 4)),
         ("block_table", torch.zeros(3, 0, dtype=torch.int32)),
+        ("block_table", torch.zeros(1, 1, dtype=torch.int32).expand(3, 2**25)),
         ("prefix_len", torch.zeros(2, dtype=torch.int32)),
         ("prefix_len", torch.tensor([0, -1, 0], dtype=torch.int32)),
         ("prefix_len", torch.tensor([0, 10_000, 0], dtype=torch.int32)),
@@ -90,6 +91,17 @@ def test_random_trees_are_valid():
 def test_bad_tensors_are_refused(field, value):
     with pytest.raises(ArgumentError, match=field if field != "prefix_len" else "prefix_len|rows"):
         attend(replace(small_case(), **{field: value}))
+
+
+@pytest.mark.parametrize("page", [-1, -(2**31), 12, 2**25 + 1])
+def test_a_used_page_that_does_not_exist_is_refused_and_others_are_not_looked_at(page):
+    case = small_case()
+    table = case.block_table.clone()
+    table[0, 2:], table[1, 1:], table[2] = page, page, page  # 79 keys, 33 keys, a stream that takes no part
+    assert torch.equal(attend(replace(case, block_table=table))[0], attend(case)[0])
+    table[0, 1] = page
+    with pytest.raises(ArgumentError, match="block_table"):
+        attend(replace(case, block_table=table))
 
 
 @pytest.mark.parametrize("options", [{"impl": "best"}, {"scale": 0.0}, {"scale": float("nan")}, {"latent_dim": 33}])
