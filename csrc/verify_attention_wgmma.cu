@@ -329,8 +329,9 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
                            float scale_log2) {
   extern __shared__ __align__(1024) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
-  const Params p = {block_table, prefix_len, ancestors, num_nodes, o_out,       lse_out,   partial,     partial_lse, counters,
-                    num_streams, num_rows,   num_heads, num_words, table_width, num_pages, fixed_split, scale_log2};
+  const Params p = {block_table, prefix_len, ancestors,   num_nodes, o_out,     lse_out,
+                    partial,     partial_lse, counters,   num_streams, num_rows, num_heads,
+                    num_words,   table_width, num_pages,  fixed_split, scale_log2};
   const int group = __shfl_sync(FULL_MASK, threadIdx.x / 128, 0);
   const bool leader = threadIdx.x % 128 == 0;
   const int row = warp_id() % 4 * 16 + lane_id() / 4;
