@@ -20,6 +20,7 @@ _SHAPE_DTYPES = (torch.int32, torch.int64)
 _BIAS = "e_score_correction_bias"
 _CHUNK_BYTES = 32 << 20
 _REPORT_BYTES = 256 << 20
+_BATCH_VALUES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def read_parts(
             else:
                 reader.copy(part, wanted[0].name)
             reader.report(reader.size(part, wanted))
+        reader.flush()
     reader.report(0, last=True)
 
 
@@ -164,6 +166,7 @@ class _Reader:
         self.checkpoint, self.names, self.progress = checkpoint, names, progress
         self.total = self.done = self.reported = 0
         self.started = time.monotonic()
+        self.waiting: list[tuple[Part, Tensor, Tensor]] = []  # parts to be dequantised, with their words and scales
 
     def size(self, part: Part, wanted: list[_Wanted]) -> int:
         """Return the bytes of the part as stored; the eight of a weight_shape are not counted."""
@@ -197,13 +200,25 @@ class _Reader:
             raise CheckpointError(f"{self.checkpoint.where(stored)}: expected the integers {expected}, got {got}")
 
     def dequantize(self, part: Part, wanted: list[_Wanted]) -> None:
-        """Fill a part of plain values from INT4 words and scales."""
+        """Take up a part of plain values; small ones wait, as one call for many costs little more than for one."""
         rows, columns = part.index
-        words, scales = (
-            self._read(want.name, (rows, _divided(columns, values)))
-            for want, values in zip(wanted, (VALUES_PER_WORD, INT4_GROUP), strict=False)
-        )
-        part.view.copy_(dequantize_int4(words, scales, part.view.dtype))
+        words = self._read(wanted[0].name, (rows, _divided(columns, VALUES_PER_WORD)))
+        scales = self._read(wanted[1].name, (rows, _divided(columns, INT4_GROUP)))
+        if self.waiting and not _alike(self.waiting[0], (part, words, scales)):
+            self.flush()
+        self.waiting.append((part, words, scales))
+        if len(self.waiting) * part.view.numel() >= _BATCH_VALUES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Fill the parts that wait."""
+        if not self.waiting:
+            return
+        parts, words, scales = zip(*self.waiting, strict=True)
+        values = dequantize_int4(torch.stack(words), torch.stack(scales), parts[0].view.dtype)
+        for part, value in zip(parts, values, strict=True):
+            part.view.copy_(value)
+        self.waiting.clear()
 
     def _read(self, name: str, index: tuple[slice, ...]) -> Tensor:
         stored = self.names[name]
@@ -217,6 +232,12 @@ class _Reader:
             self.reported = self.done
             seconds = time.monotonic() - self.started
             self.progress(ReadProgress(str(self.checkpoint.directory), self.done, self.total, seconds))
+
+
+def _alike(first: tuple[Part, Tensor, Tensor], second: tuple[Part, Tensor, Tensor]) -> bool:
+    return all(
+        (one.shape, one.dtype) == (other.shape, other.dtype) for one, other in zip(first[1:], second[1:], strict=True)
+    )
 
 
 def _divided(columns: slice, values: int) -> slice:

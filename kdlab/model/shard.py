@@ -115,7 +115,8 @@ def _entry(path: Path, name: str, entry: Any, begin: int) -> Stored:
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         size = math.prod(shape) * _SIZES[dtype]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+        numbers = (*shape, first, last)
+        whole = {type(number) for number in numbers} == {int} and min(numbers) >= 0
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {name}: expected dtype, shape and data_offsets, got {entry!r}") from error
     if not whole or last - first != size:
