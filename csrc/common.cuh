@@ -7,7 +7,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using i8 = signed char;
 using u8 = unsigned char;
 using i16 = short;
 using u16 = unsigned short;
@@ -119,10 +118,6 @@ struct Max {
   template <typename T>
   DEVICE T operator()(T a, T b) const { return a > b ? a : b; }
 };
-struct Min {
-  template <typename T>
-  DEVICE T operator()(T a, T b) const { return a < b ? a : b; }
-};
 
 // Every lane of each group of WIDTH neighbours gets the result, always in the same order of operations.
 // All 32 lanes must call.
@@ -138,8 +133,6 @@ template <int WIDTH = WARP, typename T>
 DEVICE T warp_sum(T value) { return warp_reduce<WIDTH>(value, Sum{}); }
 template <int WIDTH = WARP, typename T>
 DEVICE T warp_max(T value) { return warp_reduce<WIDTH>(value, Max{}); }
-template <int WIDTH = WARP, typename T>
-DEVICE T warp_min(T value) { return warp_reduce<WIDTH>(value, Min{}); }
 
 // Every thread of a 1-D block of THREADS gets the result. `scratch` holds one T a warp; it may be used again at once,
 // because the first barrier waits for readers of the call before.

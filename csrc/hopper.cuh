@@ -110,12 +110,22 @@ DEVICE void mbarrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase with this parity (0 for the first). -DHANG_TRAP ends a kernel that waits for ever.
+// -DHANG_TRAP ends a kernel that waits for ever, for whoever looks for the reason.
+struct HangWatch {
+#ifdef HANG_TRAP
+  i64 start = clock64();
+  DEVICE void look() const {
+    if (clock64() - start > 100000000) asm volatile("trap;");
+  }
+#else
+  DEVICE void look() const {}
+#endif
+};
+
+// Waits for the end of the phase with this parity (0 for the first).
 DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   u32 done = 0;
-#ifdef HANG_TRAP
-  const i64 start = clock64();
-#endif
+  const HangWatch watch;
   while (true) {
     asm volatile(
         "{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
@@ -123,9 +133,7 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
         : "r"(barrier), "r"(parity)
         : "memory");
     if (done) return;
-#ifdef HANG_TRAP
-    if (clock64() - start > 100000000) asm volatile("trap;");
-#endif
+    watch.look();
   }
 }
 
@@ -247,9 +255,7 @@ DEVICE void mbarrier_arrive_remote(u32 address) {
 }
 DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   u32 done = 0;
-#ifdef HANG_TRAP
-  const i64 start = clock64();
-#endif
+  const HangWatch watch;
   while (true) {
     asm volatile(
         "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
@@ -257,8 +263,6 @@ DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
         : "r"(barrier), "r"(parity)
         : "memory");
     if (done) return;
-#ifdef HANG_TRAP
-    if (clock64() - start > 100000000) asm volatile("trap;");
-#endif
+    watch.look();
   }
 }

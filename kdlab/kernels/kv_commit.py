@@ -6,11 +6,11 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
+from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 from kdlab.kernels.reference_cache import gather_path
 
-PAGE_SIZE = 64
 _UNITS = (16, 8, 4, 2, 1)  # bytes of one memory instruction
 _THREADS = 256  # a block, where the path leaves room for more than one column
 _GATHER_AT_ONCE = 4  # as in the .cu

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from kdlab.checks import check_choice
 from kdlab.errors import ShapeError, UnsupportedDevice
+from kdlab.kernels.constants import DTYPE_DEFINE
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""What the kernels read, and the number that csrc/common.cuh knows it by."""
+DTYPES = tuple(DTYPE_DEFINE)
+"""What the kernels read."""
 MAX_CLUSTER = 8
 """Blocks of a row, as in csrc/logits.cuh."""
 THREADS, CHUNK_BYTES = 512, 40960
@@ -16,7 +17,7 @@ THREADS, CHUNK_BYTES = 512, 40960
 
 def constants(dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
     """Return the defines of a source that includes csrc/logits.cuh."""
-    return ("DTYPE", DTYPES[dtype]), ("BLOCK_THREADS", THREADS), ("CHUNK_BYTES", CHUNK_BYTES)
+    return ("DTYPE", DTYPE_DEFINE[dtype]), ("BLOCK_THREADS", THREADS), ("CHUNK_BYTES", CHUNK_BYTES)
 
 
 def cluster_size(num_ids: int, item_bytes: int, device: torch.device) -> int:

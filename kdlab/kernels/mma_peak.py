@@ -5,12 +5,18 @@ from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.errors import NotSupported
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import Build, kernel, num_sms
 
-_DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 _THREADS, _CHAINS, _FLOPS = 256, 16, 4096  # products of 16 x 8 x 16
-BUILDS = tuple(Build("mma_peak.cu", (("DTYPE", define),)) for define in _DTYPE_DEFINE.values())
+
+
+def _build(dtype: torch.dtype) -> Build:
+    return Build("mma_peak.cu", (("DTYPE", DTYPE_DEFINE[dtype]),))
+
+
+BUILDS = tuple(map(_build, MMA_DTYPES))
 
 
 def mma_peak(sums: Tensor, rounds: int, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -24,10 +30,10 @@ def mma_peak(sums: Tensor, rounds: int, *, dtype: torch.dtype = torch.bfloat16) 
     Raises:
         UnsupportedDevice: no GPU. NotSupported: another dtype.
     """
-    if dtype not in _DTYPE_DEFINE:
+    if dtype not in MMA_DTYPES:
         raise NotSupported("dtype", "bfloat16 or float16", dtype)
     rounds = check_int("rounds", rounds, minimum=1)
-    program = kernel(Build("mma_peak.cu", (("DTYPE", _DTYPE_DEFINE[dtype]),)), "mma_peak", sums.device)
+    program = kernel(_build(dtype), "mma_peak", sums.device)
     check_int("sums", sums.numel(), minimum=num_sms(sums.device) * _THREADS)
     program.launch(num_sms(sums.device), _THREADS, sums, rounds)
 

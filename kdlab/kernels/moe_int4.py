@@ -11,13 +11,13 @@ from kdlab.checks import check_choice, check_float
 from kdlab.config import INT4_GROUP
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
+from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit_ops import cuda_op
 from kdlab.kernels.moe_checks import check_moe
 from kdlab.kernels.reference import compute_dtype, moe_experts
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DTYPE and SCALE_DTYPE of the sources
 _THREADS = 256
 _WARPS, _TILE_PICKS = _THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
@@ -141,12 +141,12 @@ def _tensors(experts: PackedExperts | DenseExperts) -> tuple[Tensor, Tensor | No
 
 
 def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | None, ...]) -> None:
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPE_DEFINE:
         raise NotSupported("x", "float32, bfloat16 or float16 (impl='reference' takes others)", x.dtype)
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.is_floating_point() and tensor.dtype not in _DTYPES:
+        if tensor.is_floating_point() and tensor.dtype not in DTYPE_DEFINE:
             raise NotSupported("experts", "float32, bfloat16 or float16", tensor.dtype)
         if not tensor.is_contiguous():
             raise ShapeError("experts", "contiguous weights", f"strides {tensor.stride()}")
@@ -167,9 +167,9 @@ def _build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int
     stages = min(_MAX_STAGES, _RING_BYTES // stage)
     ring = stages * stage
     defines = {
-        "DTYPE": _DTYPES[dtype],
+        "DTYPE": DTYPE_DEFINE[dtype],
         "PACKED": int(scale is not None),
-        "SCALE_DTYPE": _DTYPES[dtype if scale is None else scale],
+        "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
         "MODEL_WIDTH": width,
         "INNER_WIDTH": inner,
         "NUM_EXPERTS": num_experts,

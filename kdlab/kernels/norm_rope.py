@@ -7,17 +7,17 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_cache
+from kdlab.kernels.constants import DTYPE_DEFINE, PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
-PAGE_SIZE = 64
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = tuple(DTYPE_DEFINE)  # that the kernel takes
 _HEADS_A_BLOCK, _THREADS = 8, 128  # as in the .cu
 
 
 def build(latent_dim: int, rope_dim: int, dtype: torch.dtype) -> jit.Build:
     """Return what is compiled for latents of `latent_dim` values and rotated parts of `rope_dim`."""
-    return jit.Build("norm_rope.cu", (("LATENT", latent_dim), ("ROPE", rope_dim), ("DTYPE", DTYPES[dtype])))
+    return jit.Build("norm_rope.cu", (("LATENT", latent_dim), ("ROPE", rope_dim), ("DTYPE", DTYPE_DEFINE[dtype])))
 
 
 BUILDS = tuple(build(512, 64, dtype) for dtype in DTYPES)

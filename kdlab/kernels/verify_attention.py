@@ -13,6 +13,7 @@ from kdlab.checks import check_choice, check_float, check_int, check_integer_ten
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.ancestors import num_words, unpack_ancestors
+from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
 from kdlab.kernels.jit_ops import cuda_op
@@ -21,7 +22,6 @@ from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive
 from kdlab.kernels.verify_attention_wgmma import run_wgmma
 
-PAGE_SIZE = 64
 IMPLS = ("auto", "reference", "naive", "mma", "wgmma", "flashmla")
 _MAX_PAGES = 2**24  # of a stream: keys are counted in 31 bits
 _ALIGNMENT = 16  # of what the kernels copy at once

@@ -6,8 +6,9 @@ from types import ModuleType
 from torch import Tensor
 
 from kdlab.errors import NotSupported, UnsupportedDevice
+from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.jit import HOPPER, arch_of, kernel
-from kdlab.kernels.verify_attention_mma import DTYPE_DEFINE, MERGE_THREADS, build_merge, run_mma_tail
+from kdlab.kernels.verify_attention_mma import MERGE_THREADS, build_merge, run_mma_tail
 
 
 def load_flashmla() -> ModuleType:
@@ -50,7 +51,7 @@ def run_flashmla(
         raise UnsupportedDevice(f"impl='flashmla' is for {', '.join(HOPPER)}, this GPU is {arch_of(q.device)}")
     if fixed_split:
         raise NotSupported("fixed_split", "False for impl='flashmla', whose splits follow the batch", fixed_split)
-    if q.dtype not in DTYPE_DEFINE:
+    if q.dtype not in MMA_DTYPES:
         raise NotSupported("q", "bfloat16 or float16 for impl='flashmla'", q.dtype)
     package = load_flashmla()
     capacity = block_table.shape[1] * pages.shape[1]

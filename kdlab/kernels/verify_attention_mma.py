@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kdlab.errors import NotSupported
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.jit import Build, kernel, num_sms
 
-DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 TILE_ROWS = 64
 _THREADS = 256
 _PLAN_BYTES = 99_968
@@ -34,7 +34,7 @@ def build_merge(dtype: torch.dtype) -> Build:
     return Build("verify_merge.cu", (("DTYPE", DTYPE_DEFINE[dtype]), *sizes, *_CUTS))
 
 
-BUILDS = tuple(build(dtype) for build in (build_mma, build_merge) for dtype in DTYPE_DEFINE)
+BUILDS = tuple(build(dtype) for build in (build_mma, build_merge) for dtype in MMA_DTYPES)
 
 
 def run_mma(
@@ -58,7 +58,7 @@ def run_mma(
     Raises:
         NotSupported: another dtype than bf16 and f16, or more work than 31 bits count.
     """
-    if q.dtype not in DTYPE_DEFINE:
+    if q.dtype not in MMA_DTYPES:
         raise NotSupported("q", "bfloat16 or float16 for impl='mma'", q.dtype)
     capacity, max_tiles = block_table.shape[1] * pages.shape[1], num_tiles(q)
     if max_tiles * (capacity // _BLOCK_KEYS + 1 + _TILE_UNITS) > _MAX_UNITS:

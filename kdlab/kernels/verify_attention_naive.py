@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kdlab.errors import NotSupported
+from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.jit import Build, kernel
 
-DTYPE_DEFINE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS = 4
 _MAX_WIDTH = 1024  # 32 values a lane
 

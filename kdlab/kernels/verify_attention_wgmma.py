@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kdlab.errors import NotSupported
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 
-_DTYPE_DEFINE = {torch.bfloat16: 1, torch.float16: 2}
 _THREADS, _SHARED_BYTES = 256, 231_424
 _TILE, _LATENT_DIM = 64, 512
 _PLAN_PLACE = 64
@@ -51,11 +51,11 @@ FIXED = Mode(8)
 
 def build_wgmma(dtype: torch.dtype, mode: Mode) -> Build:
     """Return the build of one dtype and one mode."""
-    defines = (("DTYPE", _DTYPE_DEFINE[dtype]), ("CLUSTER", mode.split), ("PAIR", int(mode.pair)))
+    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("CLUSTER", mode.split), ("PAIR", int(mode.pair)))
     return Build("verify_attention_wgmma.cu", defines, HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),))
 
 
-BUILDS = tuple(build_wgmma(dtype, mode) for dtype in _DTYPE_DEFINE for mode in MODES)
+BUILDS = tuple(build_wgmma(dtype, mode) for dtype in MMA_DTYPES for mode in MODES)
 
 
 def choose_mode(num_tiles: int, in_cache: bool, units: Mapping[int, int]) -> Mode:
@@ -107,7 +107,7 @@ def run_wgmma(
         NotSupported: another dtype than bfloat16 or float16, widths other than 512 + 64, or too many pages a stream.
     """
     num_streams, num_rows, num_heads, width = q.shape
-    if q.dtype not in _DTYPE_DEFINE:
+    if q.dtype not in MMA_DTYPES:
         raise NotSupported("q", "bfloat16 or float16 for impl='wgmma'", q.dtype)
     if (width, o.shape[-1]) != (_LATENT_DIM + _TILE, _LATENT_DIM):
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))

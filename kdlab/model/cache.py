@@ -7,12 +7,10 @@ from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.config import TargetConfig
+from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.kv_commit import kv_commit
 from kdlab.kernels.mla import Keys, cache_rows, visible_keys
 from kdlab.kernels.reference import compute_dtype
-
-# FlashMLA's page, so that its kernel and ours read the cache in place.
-PAGE_SIZE = 64
 
 
 @dataclass(frozen=True, eq=False)
