@@ -81,6 +81,16 @@ def tree_accept(
     return AcceptArrays(*_tree_accept(*arrays, target_tokens.contiguous(), depth_limit))
 
 
+def tree_accept_impl(num_rows: int, device: torch.device) -> str:
+    """Return what `kdlab.tree.accept` runs as when left to choose: "cuda", or "reference", torch on any device.
+
+    Args:
+        num_rows: N.
+        device: of the trees.
+    """
+    return "cuda" if device.type == "cuda" and 1 <= num_rows <= MAX_TREE_ROWS else "reference"
+
+
 def _check(tree: dict[str, Tensor], target_tokens: Tensor) -> None:
     token = tree["token"]
     sizes = check_shape("token", token, ["S", "N"])

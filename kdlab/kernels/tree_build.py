@@ -9,6 +9,7 @@ from kdlab.checks import MAX_TOKEN, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.ancestors import num_words
+from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
@@ -92,8 +93,23 @@ def _check(log_probs: Tensor, token_ids: Tensor, budget: int) -> None:
 def tree_build_fits(log_probs: Tensor, budget: int) -> bool:
     """Return whether the kernel takes candidates [S, L, K] of this shape and dtype with this budget."""
     _, depths, width = log_probs.shape
-    small = depths <= MAX_TREE_DEPTH and width <= MAX_TREE_WIDTH and budget <= MAX_TREE_BUDGET
-    return small and log_probs.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return _is_small(depths, width, budget) and log_probs.dtype in DTYPE_DEFINE
+
+
+def tree_build_impl(num_depths: int, width: int, budget: int, device: torch.device) -> str:
+    """Return what `build_best_first` runs as when left to choose: "cuda", or "reference", the heap on the host.
+
+    Args:
+        num_depths: L.
+        width: K.
+        budget: nodes without the root.
+        device: of the candidates, which have 32 bits at most.
+    """
+    return "cuda" if device.type == "cuda" and _is_small(num_depths, width, budget) else "reference"
+
+
+def _is_small(num_depths: int, width: int, budget: int) -> bool:
+    return num_depths <= MAX_TREE_DEPTH and width <= MAX_TREE_WIDTH and budget <= MAX_TREE_BUDGET
 
 
 def tree_build_cost(num_streams: int, num_depths: int, width: int, budget: int) -> Cost:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_shape, check_token_tensor
 from kdlab.errors import ShapeError
-from kdlab.kernels.tree_accept import MAX_TREE_ROWS, tree_accept
+from kdlab.kernels.tree_accept import tree_accept, tree_accept_impl
 from kdlab.tree.draft_tree import DraftTree
 
 
@@ -45,7 +45,7 @@ def accept(tree: DraftTree, target_tokens: Tensor, *, impl: str = "auto") -> Acc
         tree: S trees of N rows.
         target_tokens: [S, N] int, the target's token after each row; negative (a row that held NaN) matches nothing.
         impl: "reference" is this file's torch, on any device, "cuda" the kernel (`kdlab.kernels.tree_accept`), "auto"
-            the kernel for trees on a GPU up to its size.
+            what `tree_accept_impl` says: the kernel for trees on a GPU up to its size.
 
     Returns:
         Acceptance on the tree's device.
@@ -57,7 +57,9 @@ def accept(tree: DraftTree, target_tokens: Tensor, *, impl: str = "auto") -> Acc
     """
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     _check_target(tree, target_tokens)
-    if impl == "cuda" or (impl == "auto" and tree.token.is_cuda and 1 <= tree.capacity <= MAX_TREE_ROWS):
+    if impl == "auto":
+        impl = tree_accept_impl(tree.capacity, tree.token.device)
+    if impl == "cuda":
         arrays = (tree.token, tree.parent, tree.depth, tree.first_child, tree.next_sibling, tree.num_nodes)
         return Acceptance(**tree_accept(*arrays, target_tokens, tree.depth_limit)._asdict())
     wanted, status = target_tokens.long(), _status(tree)

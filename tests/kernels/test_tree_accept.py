@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels.tree_accept import AcceptArrays, tree_accept, tree_accept_cost
+from kdlab.kernels.tree_accept import AcceptArrays, tree_accept, tree_accept_cost, tree_accept_impl
 from kdlab.tree import AcceptStatus, DraftTree, accept, build_best_first, build_root_only
 from tests.kernels.compare import guarded_allocations
 from tests.tree.samples import draft, sample_tree
@@ -87,6 +87,12 @@ def test_devices_and_choices_are_named():
         tree_accept(**arguments(depth_limit=2**31 - 1))
     with FakeTensorMode(), pytest.raises(ShapeError, match="depth: expected on cuda"):
         tree_accept(**arguments(depth=torch.empty(2, 9, dtype=torch.int32)))
+
+
+def test_what_would_run_has_a_name():
+    sizes = (0, 1, 1025, 1026)
+    assert [tree_accept_impl(n, torch.device("cuda")) for n in sizes] == ["reference", "cuda", "cuda", "reference"]
+    assert tree_accept_impl(9, torch.device("cpu")) == "reference"
 
 
 def test_fake_tensors():

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels.tree_build import TreeArrays, tree_build, tree_build_cost, tree_build_fits
+from kdlab.kernels.tree_build import TreeArrays, tree_build, tree_build_cost, tree_build_fits, tree_build_impl
 from kdlab.tree import build_best_first, check_tree
 from tests.kernels.compare import guarded_allocations
 from tests.tree.samples import draft, golden_cases, golden_input
@@ -108,6 +108,20 @@ def test_what_is_too_large_is_left_to_the_heap():
     for shape, budget in (((1, 32, 4), 4), ((1, 3, 257), 4), ((1, 3, 4), 1025)):
         assert not tree_build_fits(torch.zeros(shape), budget)
     assert not tree_build_fits(torch.zeros(1, 3, 4, dtype=torch.float64), 4)
+
+
+def test_what_would_run_has_a_name():
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert tree_build_impl(31, 256, 1024, gpu) == "cuda"
+    others = ((31, 256, 1024, cpu), (32, 256, 1024, gpu), (31, 257, 1024, gpu), (31, 256, 1025, gpu))
+    assert {tree_build_impl(*sizes) for sizes in others} == {"reference"}
+
+
+def test_what_would_run_has_a_name():
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert tree_build_impl(31, 256, 1024, gpu) == "cuda"
+    others = ((31, 256, 1024, cpu), (32, 256, 1024, gpu), (31, 257, 1024, gpu), (31, 256, 1025, gpu))
+    assert {tree_build_impl(*sizes) for sizes in others} == {"reference"}
 
 
 def test_fake_tensors():
