@@ -117,13 +117,6 @@ def test_what_would_run_has_a_name():
     assert {tree_build_impl(*sizes) for sizes in others} == {"reference"}
 
 
-def test_what_would_run_has_a_name():
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert tree_build_impl(31, 256, 1024, gpu) == "cuda"
-    others = ((31, 256, 1024, cpu), (32, 256, 1024, gpu), (31, 257, 1024, gpu), (31, 256, 1025, gpu))
-    assert {tree_build_impl(*sizes) for sizes in others} == {"reference"}
-
-
 def test_fake_tensors():
     with FakeTensorMode():
         log_probs = torch.empty(3, 15, 64, device="cuda", dtype=torch.bfloat16)
