@@ -1,0 +1,101 @@
+"""router: which k of E experts each row goes to, and with which weights."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit, reference_layer
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.reference import compute_dtype
+from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
+
+_WARP = 32
+_MAX_EXPERTS = 1024  # 32 a lane
+
+
+def router(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    k: int,
+    scale: float,
+    *,
+    normalize: bool = True,
+    used: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Choose k experts a row by their biased sigmoid scores; the weights are the unbiased scores of those chosen.
+
+    Args:
+        x: [T, D] float.
+        weight: [E, D] in x's dtype; products are summed in float32 (float64 for float64) and not rounded.
+        bias: [E] f32 (f64 for float64), takes part in the choice only.
+        k: experts a row.
+        scale: factor of the weights.
+        normalize: divide the weights of a row by their sum first.
+        used: [T] bool, rows in use; None for all.
+        impl: "auto" (the kernels for CUDA tensors, the reference for others), "cuda" or "reference".
+
+    Returns:
+        expert_ids [T, k] i32, best first, equal ones by the smaller id, -1 in rows that are not in use, and weights
+        [T, k] f32 (f64 for float64), 0 there.
+
+    Raises:
+        ShapeError: the arguments do not fit one another. NotSupported: impl "cuda" for what the kernels do not take.
+        UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl, or k above E.
+    """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    if impl == "cuda" and not x.is_cuda:
+        raise UnsupportedDevice(f"router: impl 'cuda' needs CUDA tensors, x is on {x.device}")
+    sizes = check_shape("x", x, ["T", "D"])
+    experts = check_shape("weight", weight, ["E", sizes["D"]])["E"]
+    check_shape("bias", bias, [experts])
+    check_int("k", k, minimum=1, maximum=experts)
+    if used is not None:
+        check_shape("used", used, [sizes["T"]])
+    if weight.dtype != x.dtype or bias.dtype != compute_dtype(x.dtype):
+        raise ShapeError("weight", f"{x.dtype} as x, and a bias in its wide dtype", (weight.dtype, bias.dtype))
+    if impl == "reference" or not x.is_cuda:
+        return reference_layer.router(x, weight, bias, k, scale, normalize=normalize, used=used)
+    if k > _WARP or experts > _MAX_EXPERTS or bias.dtype != torch.float32 or not bias.is_contiguous():
+        raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} experts, a contiguous f32 bias", (k, experts))
+    logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
+    return _router_choose(logits, bias, None if used is None else used.contiguous(), k, scale, normalize)
+
+
+def router_cost(num_rows: int, width: int, num_experts: int, k: int, itemsize: int = 2) -> Cost:
+    """Return the cost of `num_rows` rows: their values and the weights once, ids and weights of the k chosen."""
+    product = skinny_linear_cost(num_rows, num_experts, width, itemsize=itemsize)
+    return Cost((num_experts + num_rows) * width * itemsize + 4 * num_experts + 8 * k * num_rows, product.flops)
+
+
+@functools.lru_cache(maxsize=16)
+def build(num_experts: int) -> jit.Build:
+    """Return what is compiled for so many experts."""
+    return jit.Build("router.cu", (("NUM_EXPERTS", num_experts),))
+
+
+@cuda_op("router_choose")
+def _router_choose(
+    logits: Tensor, bias: Tensor, used: Tensor | None, k: int, scale: float, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    rows, experts = logits.shape
+    ids, weights = logits.new_empty(rows, k, dtype=torch.int32), logits.new_empty(rows, k)
+    if rows:
+        kernel = jit.kernel(build(experts), "router_choose", logits.device)
+        args = (logits, bias, used, ids, weights, k, int(normalize), float(scale))
+        kernel.launch(rows, _WARP, *args, overlap=True)
+    return ids, weights
+
+
+@_router_choose.register_fake
+def _(logits: Tensor, bias: Tensor, used: Tensor | None, k: int, *_: object) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+
+BUILDS = (build(384),)

@@ -1,0 +1,235 @@
+"""skinny_linear: products of a few rows with a weight matrix, where reading the weights is all the time.
+
+cuBLAS leaves half of the bandwidth unused at these shapes: one rank of 8 has matrices of 1 to 30 MB. Here a cluster of
+blocks shares the inputs of a tile of outputs, and a kernel begins to read its weights before the one ahead has ended.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_shape
+from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit, reference_layer
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
+
+MAX_ROWS = 64
+ARCHS = ("sm_90a", "sm_100a", "sm_120a")
+"""Architectures with clusters; the last one's blocks have less shared memory."""
+_LEAST_SHARED_BYTES = 101_376
+_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
+_THREADS, _SLAB = 256, 128  # as in the .cu
+_ROWS = (8, 16, 24, 40, MAX_ROWS)  # T is rounded up to one of these
+_MAX_CLUSTER = 8
+_PLAIN, _FLOAT, _GATED = 0, 1, 2
+_ALIGNMENT = 16
+
+
+class Plan(NamedTuple):
+    """How a product is cut: a cluster of `split` blocks shares the inputs of `tile` outputs."""
+
+    tile: int
+    split: int
+    rows: int
+    stages: int
+
+
+def skinny_linear(
+    x: Tensor, weight: Tensor, *, gated: bool = False, dtype: torch.dtype | None = None, impl: str = "auto"
+) -> Tensor:
+    """Multiply rows by a weight matrix: y = x W^T, or silu(x G^T) * (x U^T) for W = [G; U].
+
+    On a GPU a row's result does not depend on how many rows there are, up to MAX_ROWS, bit for bit. The weights may be
+    read before the kernel ahead in the stream has ended: nothing may have written them just before.
+
+    Args:
+        x: [T, K] float; rows may be strided.
+        weight: [N, K] in x's dtype; rows may be strided.
+        gated: W is N/2 gate rows, then N/2 up rows; the result is [T, N/2].
+        dtype: of the result: x's, or float32.
+        impl: "auto" (what `choose_linear` says for CUDA tensors, the reference for others), "cuda" or "reference".
+
+    Returns:
+        [T, N] or [T, N/2], summed in float32 and rounded once.
+
+    Raises:
+        ShapeError: the arguments do not fit one another. NotSupported: impl "cuda" for what the kernel does not take.
+        UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl.
+    """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    inputs = check_shape("x", x, ["T", "K"])["K"]
+    features = check_shape("weight", weight, ["N", inputs])["N"]
+    _check_alike(x, weight, impl)
+    if gated and (dtype is not None or features % 2):
+        raise ShapeError("weight", "an even number of rows and dtype None when gated", (features, dtype))
+    if dtype not in (None, x.dtype, torch.float32):
+        raise ShapeError("dtype", f"{x.dtype} or float32", dtype)
+    if impl == "reference" or not x.is_cuda:
+        return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
+    if impl == "auto" and choose_linear(x.unsqueeze(0), weight.unsqueeze(0)) == "torch":
+        return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
+    _check_for_kernel(x.unsqueeze(0), weight.unsqueeze(0))
+    return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)
+
+
+def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl: str = "auto") -> Tensor:
+    """Multiply rows by a matrix of their own in each of B places, as torch.bmm does.
+
+    Args:
+        x: [B, T, K] float; strided, values of a row side by side.
+        weight: [B, K, N] in x's dtype; either axis may be the one of stride 1.
+        out: [B, T, N] in x's dtype to be written, strided; a new tensor when None.
+        impl: as in `skinny_linear`.
+
+    Returns:
+        [B, T, N], summed in float32 and rounded once.
+
+    Raises:
+        As `skinny_linear`.
+    """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    sizes = check_shape("x", x, ["B", "T", "K"])
+    shape = [sizes["B"], sizes["T"], check_shape("weight", weight, [sizes["B"], sizes["K"], "N"])["N"]]
+    _check_alike(x, weight, impl)
+    if out is None:
+        out = x.new_empty(shape)
+    check_shape("out", out, shape)
+    _check_alike(x, out, impl)
+    if impl == "reference" or not x.is_cuda or (impl == "auto" and choose_linear(x, weight.mT) == "torch"):
+        return out.copy_(torch.bmm(x, weight)) if not x.is_cuda else torch.bmm(x, weight, out=out)
+    _check_for_kernel(x, weight.mT)
+    if out.stride(-1) != 1 or any(n % 4 for n in out.stride()[:2]):
+        raise NotSupported("out", "rows of stride 1 at multiples of 4 values", out.stride())
+    _skinny_matmul(x, weight, out)
+    return out
+
+
+def choose_linear(x: Tensor, weight: Tensor) -> str:
+    """Return "skinny" where the kernel runs and is the faster one, "torch" elsewhere.
+
+    Both are the same product with float32 sums. Measured on an H200 against cuBLAS, in CUDA graphs.
+
+    Args:
+        x: [B, T, K] on a GPU.
+        weight: [B, N, K].
+    """
+    if unsupported(x, weight) is not None:
+        return "torch"
+    plan = make_plan(x.shape[1], weight.shape[1], weight.shape[2], weight.shape[0])
+    return "skinny" if jit.arch_of(x.device) in build(x.dtype, plan).archs else "torch"
+
+
+def skinny_linear_cost(num_rows: int, features: int, inputs: int, *, matrices: int = 1, itemsize: int = 2) -> Cost:
+    """Return the cost of `num_rows` rows times `matrices` matrices of [features, inputs]: each byte once."""
+    values = features * inputs + num_rows * (features + inputs)
+    return Cost(matrices * values * itemsize, 2 * matrices * num_rows * features * inputs)
+
+
+def unsupported(x: Tensor, weight: Tensor) -> str | None:
+    """Say what the kernel does not take of x [B, T, K] and weight [B, N, K], None where it takes all."""
+    columns = weight.stride(-1) != 1
+    if x.dtype not in _DTYPES:
+        return f"bfloat16 or float16, not {x.dtype}"
+    if not 1 <= x.shape[1] <= MAX_ROWS:
+        return f"1 to {MAX_ROWS} rows, not {x.shape[1]}"
+    if x.shape[2] % _SLAB or x.shape[2] == 0 or weight.shape[1] % (64 if columns else 8):
+        return f"inputs by {_SLAB} and outputs by {64 if columns else 8}, not {tuple(weight.shape)}"
+    if x.stride(-1) != 1 or weight.stride(-2 if columns else -1) != 1:
+        return f"values side by side, not strides {x.stride()} and {weight.stride()}"
+    # Storages begin at multiples of 512 bytes; the op looks at the addresses themselves.
+    rows = (*x.stride()[:2], weight.stride(0), weight.stride(-1 if columns else -2))
+    if any(n % 8 for n in (*rows, x.storage_offset(), weight.storage_offset())):
+        return f"rows at multiples of {_ALIGNMENT} bytes, not strides {x.stride()} and {weight.stride()}"
+    return None
+
+
+def _check_for_kernel(x: Tensor, weight: Tensor) -> None:
+    problem = unsupported(x, weight)
+    if problem:
+        raise NotSupported("skinny_linear", problem.split(", not ")[0], problem.split(", not ")[-1])
+
+
+def _check_alike(x: Tensor, other: Tensor, impl: str) -> None:
+    if impl == "cuda" and not x.is_cuda:
+        raise UnsupportedDevice(f"skinny_linear: impl 'cuda' needs CUDA tensors, x is on {x.device}")
+    if other.dtype != x.dtype or other.device != x.device:
+        raise ShapeError("weight", f"{x.dtype} on {x.device}, as x", f"{other.dtype} on {other.device}")
+
+
+@functools.lru_cache(maxsize=256)
+def make_plan(num_rows: int, features: int, inputs: int, matrices: int) -> Plan:
+    """Return how a product is cut; tile and split follow from the matrix alone, so that sums do too."""
+    rows = next(n for n in _ROWS if n >= num_rows)
+    slabs, tiles = inputs // _SLAB, -(-features // 64) * matrices
+    split = max(1, min(_MAX_CLUSTER, slabs, 150 // tiles))
+    return Plan(64, split, rows, 5 if rows <= 16 else 4 if rows <= 40 else 3)
+
+
+def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
+    """Return what is compiled for a plan."""
+    defines = (("DTYPE", _DTYPES[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile), ("STAGES", plan.stages))
+    size = shared_bytes(plan)
+    dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
+    return jit.Build("skinny_linear.cu", defines, ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Return the dynamic shared memory of a block: the stages and `Inbox`."""
+    stages = plan.stages * (plan.tile + plan.rows) * _SLAB * 2
+    return stages + (_MAX_CLUSTER + plan.rows) * plan.tile * 4 + 16
+
+
+def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan) -> None:
+    """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided."""
+    columns = weight.stride(-1) != 1
+    name = "skinny_linear_columns" if columns else "skinny_linear"
+    features, inputs = weight.shape[1:]
+    tiles = -(-features // plan.tile)
+    if any(tensor.data_ptr() % _ALIGNMENT for tensor in (x, weight, y)):
+        raise ShapeError("x, weight and out", f"storage at multiples of {_ALIGNMENT} bytes", "another")
+    w_row = weight.stride(-1 if columns else -2)
+    strides = (x.stride(1), x.stride(0), w_row, weight.stride(0), y.stride(1), y.stride(0))
+    kernel = jit.kernel(build(x.dtype, plan), name, x.device)
+    kernel.launch(
+        (tiles * plan.split, x.shape[0]),
+        _THREADS,
+        *(x, weight, y, x.shape[1], features, inputs),
+        *(np.int64(stride) for stride in strides),
+        epilogue,
+        shared_bytes=shared_bytes(plan),
+        cluster=None if plan.split == 1 else plan.split,
+        overlap=True,
+    )
+
+
+@cuda_op("skinny_linear")
+def _skinny_linear(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
+    features = weight.shape[0]
+    y = x.new_empty(x.shape[0], features // 2 if gated else features, dtype=torch.float32 if wide else x.dtype)
+    plan, epilogue = make_plan(x.shape[0], features, x.shape[1], 1), _GATED if gated else _FLOAT if wide else _PLAIN
+    run_skinny(x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0), epilogue, plan)
+    return y
+
+
+@_skinny_linear.register_fake
+def _(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    return x.new_empty(x.shape[0], features, dtype=torch.float32 if wide else x.dtype)
+
+
+@cuda_op("skinny_matmul", mutates_args=("out",))
+def _skinny_matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    plan = make_plan(x.shape[1], weight.shape[2], x.shape[2], x.shape[0])
+    run_skinny(x, weight.mT, out, _PLAIN, plan)
+
+
+@_skinny_matmul.register_fake
+def _(*_: object) -> None:
+    """`out` is written in place: there is nothing to describe."""
+
+
+BUILDS = tuple(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in _ROWS)

@@ -1,0 +1,161 @@
+"""router: the reference's choice wherever no near-tie decides, weights against float64."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels.router import _router_choose, router, router_cost
+from tests.kernels.compare import assert_faults_are_found, assert_within_budget
+
+gpu = pytest.mark.gpu
+SCALE = 2.827
+
+
+def new_case(rows, experts=384, width=7168, dtype=torch.bfloat16, seed=0):
+    """x, weight and a bias that changes choices."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = (torch.randn(experts, width, generator=generator) * width**-0.5).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return x, weight, 0.1 * torch.randn(experts, generator=generator, dtype=wide)
+
+
+def clear_case(rows, k, **options):
+    """A case whose rows choose by margins far above float32's rounding: rows with near-ties are drawn again."""
+    x, weight, bias = new_case(4 * rows + 8, **options)
+    choice = torch.nn.functional.linear(x.double(), weight.double()).sigmoid() + bias
+    margin = -choice.sort(descending=True).values[:, : k + 1].diff(dim=1).amax(dim=1)
+    kept = (margin > 1e-6).nonzero().flatten()[:rows]
+    assert len(kept) == rows
+    return x[kept], weight, bias
+
+
+def exact_router(x, weight, bias, k, **options):
+    return router(x.double(), weight.double(), bias.double(), k, SCALE, impl="reference", **options)
+
+
+def assert_right(case, k, got, **options):
+    """Ids are those of float64, in its order; the weights are within the budget of float32."""
+    ids, weights = exact_router(*case, k, **options)
+    assert torch.equal(got[0].cpu(), ids)
+    assert_within_budget(got[1].cpu(), weights, router(*case, k, SCALE, impl="reference", **options)[1], "weights")
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_reference_against_ten_lines(dtype, normalize):
+    x, weight, bias = new_case(5, 16, 24, dtype)
+    used = torch.tensor([True, True, False, True, True])
+    ids, weights = router(x, weight, bias, 3, SCALE, normalize=normalize, used=used)
+    scores = (x.to(bias.dtype) @ weight.to(bias.dtype).T).sigmoid()
+    for row in range(5):
+        ranked = sorted(range(16), key=lambda e, row=row: (-(scores[row, e] + bias[e]).item(), e))[:3]
+        assert ids[row].tolist() == (ranked if used[row] else [-1] * 3)
+        chosen = scores[row, ranked]
+        wanted = chosen / chosen.sum() if normalize else chosen
+        torch.testing.assert_close(weights[row], wanted * SCALE * used[row])
+    other = router(x, weight, bias + 3.0 * (torch.arange(16) == 9), 3, SCALE)[0]
+    assert (other[:, 0] == 9).all()  # the bias changes the choice ...
+    alone = router(x, weight, bias + 3.0 * (torch.arange(16) == 9), 1, 1.0, normalize=False)[1]
+    torch.testing.assert_close(alone[:, 0], scores[:, 9])  # ... and not the weights' formula
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(x=torch.zeros(3, 23)), ShapeError, "weight"),
+        (dict(bias=torch.zeros(9)), ShapeError, "bias"),
+        (dict(bias=torch.zeros(8).bfloat16()), ShapeError, "bias in its wide dtype"),
+        (dict(weight=torch.zeros(8, 24).half()), ShapeError, "as x"),
+        (dict(used=torch.ones(2, dtype=torch.bool)), ShapeError, "used"),
+        (dict(k=0), ArgumentError, "k"),
+        (dict(k=9), ArgumentError, "k"),
+        (dict(impl="fast"), ArgumentError, "impl"),
+        (dict(impl="cuda"), UnsupportedDevice, "cpu"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(change, error, message):
+    good = dict(x=torch.zeros(3, 24), weight=torch.zeros(8, 24), bias=torch.zeros(8), k=2, scale=1.0)
+    with pytest.raises(error, match=message):
+        router(**(good | change))
+
+
+def test_fake_tensors():
+    with FakeTensorMode():
+        x, weight = (torch.empty(n, 256, dtype=torch.bfloat16, device="cuda") for n in (3, 384))
+        bias = torch.empty(384, device="cuda")
+        ids, weights = router(x, weight, bias, 8, SCALE, impl="cuda")
+        assert (ids.shape, ids.dtype, weights.shape, weights.dtype) == ((3, 8), torch.int32, (3, 8), torch.float32)
+        with pytest.raises(NotSupported, match="router"):
+            router(x, weight, bias, 33, SCALE, impl="cuda")
+
+
+def test_cost():
+    cost = router_cost(33, 7168, 384, 8)
+    assert cost.bytes == 2 * 7168 * (384 + 33) + 4 * 384 + 8 * 8 * 33
+    assert cost.flops == 2 * 33 * 384 * 7168
+
+
+@gpu
+@pytest.mark.parametrize("rows", [1, 2, 8, 17, 33, 64, 65, 200])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_kernels_against_float64(rows, normalize):
+    case = clear_case(rows, 8)
+    used = torch.arange(rows) % 3 != 1
+    for mask in (None, used):
+        on_gpu = [t.cuda() for t in case]
+        options = dict(normalize=normalize, used=None if mask is None else mask.cuda())
+        got = router(*on_gpu, 8, SCALE, **options)
+        assert_right(case, 8, got, normalize=normalize, used=mask)
+    if rows > 1:
+        exact, plain = exact_router(*case, 8)[1], router(*case, 8, SCALE)[1]
+        assert_faults_are_found(router(*on_gpu, 8, SCALE)[1].cpu(), exact, plain, tile=4)
+        with pytest.raises(AssertionError):
+            assert_right(case, 8, router(*on_gpu[:2], on_gpu[2].flip(0), 8, SCALE))
+
+
+@gpu
+@pytest.mark.parametrize(("experts", "k"), [(8, 1), (8, 8), (31, 4), (33, 32), (64, 6), (256, 8), (1000, 16)])
+def test_other_numbers_of_experts(experts, k):
+    case = clear_case(9, min(k, experts - 1), experts=experts, width=256)
+    assert_right(case, k, router(*(t.cuda() for t in case), k, SCALE))
+
+
+@gpu
+def test_ties_go_to_the_smaller_id_and_bad_logits_stay_in_range():
+    logits = torch.zeros(6, 384)
+    logits[1, 100:110] = 1.0
+    logits[2, ::2] = -torch.inf
+    logits[3, 7], logits[3, 300] = torch.inf, torch.nan
+    logits[4] = torch.nan
+    logits[5] = -torch.inf
+    ids, _ = _router_choose(logits.cuda(), torch.zeros(384, device="cuda"), None, 8, SCALE, True)
+    ids = ids.cpu()
+    assert ids[0].tolist() == list(range(8))
+    assert ids[1].tolist() == list(range(100, 108))
+    assert ids[2].tolist() == list(range(1, 16, 2))
+    assert ids[3, :2].tolist() == [300, 7]
+    assert ids[4].tolist() == ids[5].tolist() == list(range(8))
+
+
+@gpu
+def test_capture_replays_with_new_rows():
+    case = [t.cuda() for t in clear_case(9, 8)]
+    used = torch.ones(9, dtype=torch.bool, device="cuda")
+    router(*case, 8, SCALE, used=used)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = router(*case, 8, SCALE, used=used)
+    for flipped in (0, 4):
+        case[0].copy_(case[0].flip(0))
+        used[flipped] = False
+        graph.replay()
+        assert_right([t.cpu() for t in case], 8, got, used=used.cpu())
+
+
+@gpu
+def test_opcheck():
+    logits, bias = torch.randn(3, 64, device="cuda"), torch.randn(64, device="cuda")
+    torch.library.opcheck(torch.ops.kdlab.router_choose.default, (logits, bias, None, 4, SCALE, True))
