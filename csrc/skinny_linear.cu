@@ -1,9 +1,9 @@
 // csrc/skinny_linear.cu: y = x W^T for a few rows, bound by the bytes of W: a cluster shares the inputs of a tile.
 //   in   x [B,T,K], w [B,N,K] (or [B,K,N] for skinny_linear_columns), rows with strides; B matrices, often one
-//   out  y [B,T,N] in x's dtype or float32; gated: y [B,T,N/2] = silu(x W[:N/2]^T) * (x W[N/2:]^T)
+//   out  y [B,T,N] in x's dtype or float32; gated: y [B,T,N/2] = silu(x G^T) * (x U^T), W = [G; U]
 //   math sums in float32, one rounding; their order depends on N, K and the cluster alone, not on T
 //   cost 2 N K bytes, 2 T N K FLOP: bound by bytes up to some 60 rows
-//   ref  kernels/reference_layer.py:skinny_linear | test tests/kernels/test_skinny_linear.py | needs clusters: sm_90 and up
+//   ref  kernels/reference_layer.py:skinny_linear | test tests/kernels/test_skinny_linear.py | sm_90 and up (clusters)
 //
 // A block takes TILE outputs and its part of the inputs, SLAB at a time, STAGES - 1 slabs ahead of the products. W is
 // nobody's output, so its copies begin before the kernel ahead in the stream has ended. Weights are the M side of
@@ -76,7 +76,10 @@ DEVICE float4 add(const float4& a, const float4& b) {
 
 // Where 16-byte chunk c of a row of a stage stands, so that ldmatrix meets all banks.
 template <int ROW_BYTES>
-DEVICE u32 place(u32 base, int row, int c) { return base + row * ROW_BYTES + ((c ^ (row & 7)) << 4); }
+DEVICE u32 place(u32 base, int row, int c) {
+  constexpr int CHUNKS = ROW_BYTES / 16 < 8 ? ROW_BYTES / 16 : 8;
+  return base + row * ROW_BYTES + ((c ^ (row / (8 / CHUNKS) % CHUNKS)) << 4);
+}
 
 // The copies that a thread makes of each slab: 16-byte chunks of COUNT rows, CHUNKS a row.
 template <int COUNT, int CHUNKS>
@@ -107,7 +110,8 @@ DEVICE void run(const Problem& p) {
 
   using W = Copies<COLUMNS ? SLAB : TILE, COLUMNS ? TILE / CHUNK : SLAB / CHUNK>;
   using X = Copies<ROWS, SLAB / CHUNK>;
-  const int outputs = p.epilogue == GATED ? TILE / 2 : TILE;  // of y in this tile
+  const bool halves = p.epilogue == GATED;
+  const int outputs = halves ? TILE / 2 : TILE, limit = halves ? p.features / 2 : p.features;  // of y: a tile's, all
   // A thread's rows of W: outputs, or inputs for COLUMNS.
   const Scalar* w = p.w + matrix * p.w_matrix + i64(first) * SLAB * (COLUMNS ? p.w_row : 1);
   const Scalar* from[W::EACH];
@@ -119,7 +123,7 @@ DEVICE void run(const Problem& p) {
       valid[i] = n < p.features;
       from[i] = w + (valid[i] ? W::row(i) * p.w_row + n : 0);
     } else {
-      const int row = W::row(i), half = row < outputs ? 0 : 1, limit = p.epilogue == GATED ? p.features / 2 : p.features;
+      const int row = W::row(i), half = row < outputs ? 0 : 1;
       const int n = tile * outputs + row - half * outputs;
       valid[i] = row < TILE && n < limit;
       from[i] = w + (valid[i] ? (half * limit + n) * p.w_row + W::chunk() * CHUNK : 0);
@@ -240,7 +244,7 @@ DEVICE void run(const Problem& p) {
     }
     return sum;
   };
-  const int quads = outputs / 4, limit = p.epilogue == GATED ? p.features / 2 : p.features;
+  const int quads = outputs / 4;
   for (int u = threadIdx.x; u < own_rows * quads; u += THREADS) {
     const int own = u / quads, quad = u % quads, n = tile * outputs + quad * 4;
     if (n >= limit) continue;
@@ -250,7 +254,7 @@ DEVICE void run(const Problem& p) {
       *reinterpret_cast<float4*>(static_cast<float*>(p.y) + at) = v;
       continue;
     }
-    if (p.epilogue == GATED) {
+    if (halves) {
       const float4 up = sum_of(own, quad + quads);
       auto gated = [](float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; };
       v = make_float4(gated(v.x, up.x), gated(v.y, up.y), gated(v.z, up.z), gated(v.w, up.w));

@@ -9,10 +9,10 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
+from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WORD_BYTES = 16
 _MAX_THREADS = 1024
 
@@ -64,7 +64,7 @@ def add_norm_cost(num_rows: int, width: int, *, update: bool = True, itemsize: i
 
 
 def _unsupported(x: Tensor, update: Tensor | None, weight: Tensor) -> str | None:
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPE_DEFINE:
         return str(x.dtype)
     for tensor in (weight, x) if update is None else (weight, x, update):
         places = (*tensor.stride()[:-1], tensor.shape[-1], tensor.storage_offset())
@@ -76,7 +76,7 @@ def _unsupported(x: Tensor, update: Tensor | None, weight: Tensor) -> str | None
 @functools.lru_cache(maxsize=64)
 def build(width: int, dtype: torch.dtype) -> jit.Build:
     """Return what is compiled for rows of `width` values."""
-    defines = {"DTYPE": _DTYPES[dtype], "ROW_WIDTH": width, "NUM_THREADS": threads(width, dtype)}
+    defines = {"DTYPE": DTYPE_DEFINE[dtype], "ROW_WIDTH": width, "NUM_THREADS": threads(width, dtype)}
     return jit.Build("add_norm.cu", tuple(defines.items()))
 
 
@@ -121,4 +121,4 @@ def _(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-BUILDS = (*(build(7168, dtype) for dtype in _DTYPES), build(1536, torch.bfloat16))
+BUILDS = (*(build(7168, dtype) for dtype in DTYPE_DEFINE), build(1536, torch.bfloat16))

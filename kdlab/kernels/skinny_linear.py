@@ -14,6 +14,7 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
@@ -21,7 +22,6 @@ MAX_ROWS = 64
 ARCHS = ("sm_90a", "sm_100a", "sm_120a")
 """Architectures with clusters; the last one's blocks have less shared memory."""
 _LEAST_SHARED_BYTES = 101_376
-_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 _THREADS, _SLAB = 256, 128  # as in the .cu
 _ROWS = (8, 16, 24, 40, MAX_ROWS)  # T is rounded up to one of these
 _MAX_CLUSTER = 8
@@ -132,7 +132,7 @@ def skinny_linear_cost(num_rows: int, features: int, inputs: int, *, matrices: i
 def unsupported(x: Tensor, weight: Tensor) -> str | None:
     """Say what the kernel does not take of x [B, T, K] and weight [B, N, K], None where it takes all."""
     columns = weight.stride(-1) != 1
-    if x.dtype not in _DTYPES:
+    if x.dtype not in MMA_DTYPES:
         return f"bfloat16 or float16, not {x.dtype}"
     if not 1 <= x.shape[1] <= MAX_ROWS:
         return f"1 to {MAX_ROWS} rows, not {x.shape[1]}"
@@ -171,7 +171,7 @@ def make_plan(num_rows: int, features: int, inputs: int, matrices: int) -> Plan:
 
 def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
     """Return what is compiled for a plan."""
-    defines = (("DTYPE", _DTYPES[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile), ("STAGES", plan.stages))
+    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile), ("STAGES", plan.stages))
     size = shared_bytes(plan)
     dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
     return jit.Build("skinny_linear.cu", defines, ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
