@@ -111,6 +111,11 @@ class _Wanted(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
 
+def stored_names(parts: Mapping[str, Part], *, int4: bool = False) -> set[str]:
+    """Return the names of all tensors that the parts are read from."""
+    return {want.name for name, part in parts.items() for want in _wanted(name, part, int4)}
+
+
 def check_parts(
     parts: Mapping[str, Part], checkpoint: Checkpoint, names: Mapping[str, str], *, int4: bool = False
 ) -> None:

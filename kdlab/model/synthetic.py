@@ -38,8 +38,8 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "media_placeholder_token
 class Scale:
     """What differs from the published constants."""
 
-    text: Mapping[str, int]
-    drafter: Mapping[str, int]
+    text: dict[str, int]
+    drafter: dict[str, int]
     vision: Vision
 
 
@@ -116,7 +116,7 @@ def target_json(scale: str, changes: Mapping[str, int]) -> dict[str, Any]:
     config = read_json_object(K26_SHAPES / "target" / "config.json")
     text = config["text_config"]
     before = text["vocab_size"]
-    text |= SCALES[scale].text | changes
+    text |= SCALES[scale].text | dict(changes)
     for section in (config, text):
         section |= {key: section[key] - before + text["vocab_size"] for key in _IDS if key in section}
     vision = dataclasses.asdict(SCALES[scale].vision)

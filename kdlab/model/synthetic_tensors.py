@@ -12,10 +12,11 @@ from kdlab.config import INT4_GROUP, DrafterConfig, TargetConfig
 from kdlab.kernels.int4 import VALUES_PER_WORD
 from kdlab.model.drafter import Drafter
 from kdlab.model.target import Target
+from kdlab.model.target_tensors import PREFIX
 
-_PREFIX = "language_model."
 _PIECE = 1 << 24  # values made at a time: a tensor of the real size is written in pieces
 _NIBBLE_DEVIATION = 4.61  # of -8..7, each as likely
+_Named = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ def target_tensors(config: TargetConfig) -> list[list[Tensor]]:
     for name, part in parts.items():
         group = groups[int(name.split(".")[2]) if name.startswith("model.layers.") else -1]
         if name.endswith(".weight_packed"):
-            group.append(Tensor(_PREFIX + name, "I32", part.shape))
+            group.append(Tensor(PREFIX + name, "I32", part.shape))
             rows, words = part.shape
-            shape_name = _PREFIX + name.removesuffix("_packed") + "_shape"
+            shape_name = PREFIX + name.removesuffix("_packed") + "_shape"
             group.append(Tensor(shape_name, "I32", (2,), values=(rows, words * VALUES_PER_WORD)))
         else:
-            group.append(Tensor(_PREFIX + name, "F32" if name.endswith("_bias") else "BF16", part.shape))
+            group.append(Tensor(PREFIX + name, "F32" if name.endswith("_bias") else "BF16", part.shape))
     return groups
 
 
@@ -74,7 +75,7 @@ def vision_tensors(vision: Vision, width: int) -> list[list[Tensor]]:
     hidden, inner, merged = vision.hidden_size, vision.intermediate_size, vision.hidden_size * vision.merge**2
     patch = (hidden, 3, vision.patch_size, vision.patch_size)
     projector = _affine("pre_norm", hidden) + _affine("proj.0", merged, merged) + _affine("proj.2", width, merged)
-    tower = [("patch_embed.pos_emb.weight", (vision.pos_emb_height, vision.pos_emb_width, hidden))]
+    tower: list[_Named] = [("patch_embed.pos_emb.weight", (vision.pos_emb_height, vision.pos_emb_width, hidden))]
     tower += _affine("patch_embed.proj", *patch)
     for i in range(vision.num_hidden_layers):
         block = _affine("norm0", hidden) + _affine("norm1", hidden)
@@ -86,7 +87,7 @@ def vision_tensors(vision: Vision, width: int) -> list[list[Tensor]]:
     return [[Tensor(prefix + name, "BF16", shape) for name, shape in named] for prefix, named in both.items()]
 
 
-def _affine(name: str, *shape: int) -> list[tuple[str, tuple[int, ...]]]:
+def _affine(name: str, *shape: int) -> list[_Named]:
     return [(f"{name}.weight", shape), (f"{name}.bias", shape[:1])]
 
 

@@ -7,8 +7,8 @@ from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.layers import Part
 from kdlab.model.reading import check_parts, read_parts
 
-_PREFIX = "language_model."
-_VISION = ("vision_tower.", "mm_projector.")
+PREFIX = "language_model."
+VISION = ("vision_tower.", "mm_projector.")
 # A layer past the last one that lacks it is no multi-token prediction: the config says too few layers.
 _MTP = "eh_proj.weight"
 
@@ -47,10 +47,10 @@ def target_names(checkpoint: Checkpoint, num_layers: int) -> tuple[dict[str, str
     """
     stored: dict[str, str] = {}
     vision = mtp = 0
-    plain_names = {name.removeprefix(_PREFIX) for name in checkpoint.names}
+    plain_names = {name.removeprefix(PREFIX) for name in checkpoint.names}
     for name in checkpoint.names:
-        plain = name.removeprefix(_PREFIX)
-        if name.startswith(_VISION):
+        plain = name.removeprefix(PREFIX)
+        if name.startswith(VISION):
             vision += 1
         elif (layer := _layer(plain)) >= num_layers and f"model.layers.{layer}.{_MTP}" in plain_names:
             mtp += 1
