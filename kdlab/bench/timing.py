@@ -5,8 +5,6 @@ every call once in order: when a set comes round again the cache has forgotten i
 microseconds a call. Passes are timed with CUDA events; what the host does inside an eager call (copies, a heap) is in.
 """
 
-import contextlib
-import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +14,7 @@ import torch
 
 from kdlab.checks import check_float, check_int
 from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.kernels.capture import capture
 
 Call = Callable[[], object]
 
@@ -149,12 +148,12 @@ def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]
 
 def _graph_pass(calls: Sequence[Call]) -> Pass:
     """Capture the calls, as often round as a pass needs to be long enough to time."""
-    once = _capture(calls)
+    once = capture(calls)
     once.replay()
     pass_us = _event_times_us([once.replay])[0]
     rounds = min(math.ceil(_MIN_PASS_US / max(pass_us, 1.0)), max(1, _MAX_NODES // len(calls)))
     if rounds > 1:
-        once = _capture([*calls] * rounds)
+        once = capture([*calls] * rounds)
     return Pass(once.replay, len(calls) * rounds, calls)
 
 
@@ -167,35 +166,6 @@ def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
         for call in calls:
             call()
     return calls
-
-
-def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Capture without torch.cuda.graph, whose garbage collection and emptied cache cost more than a whole case."""
-    graph, stream, kept = torch.cuda.CUDAGraph(), torch.cuda.Stream(), []
-    random = torch.cuda.default_generators[torch.cuda.current_device()]
-    random_before = random.clone_state()
-    collecting = gc.isenabled()
-    torch.cuda.synchronize()
-    gc.disable()  # a graph that the collector frees during a capture breaks it
-    try:
-        with torch.cuda.stream(stream):
-            calls[0]()  # libraries make their workspace of this stream
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                kept = [call() for call in calls]
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture has failed too, and would hide why
-                    graph.capture_end()
-                # torch leaves the generator in capture mode then, and the next random number would raise.
-                random.graphsafe_set_state(random_before)
-                raise
-            graph.capture_end()
-    finally:
-        del kept
-        if collecting:
-            gc.enable()
-    torch.cuda.synchronize()
-    return graph
 
 
 def _rest(us: float) -> None:

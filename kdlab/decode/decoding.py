@@ -52,7 +52,9 @@ def generate(
         impl: the implementation of the ops. "auto" takes the CUDA ops on a GPU and plain torch on the CPU, "reference"
             plain torch on either; "naive", "mma", "wgmma" and "flashmla" take the CUDA ops with this attention. What
             ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention.
-        graph: "auto" or "off"; rounds run eagerly in this version.
+        graph: "on" captures a round in a CUDA graph once and replays it, "off" runs it op by op. "auto" is "on" on a
+            GPU where its ops run and build the method's trees, which "beam" and budgets above 1,024 or 256 candidates
+            leave to the host. The provenance's `graph` says which: "graph" or "eager".
         record_experts: keep the expert ids that every row used.
         progress: called with (prompts done, prompts in all) after every round.
 
@@ -143,7 +145,7 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         stop_token_ids=settings.stop_token_ids,
         streams=settings.streams,
         impl=engine.impl,
-        graph="eager",
+        graph="graph" if settings.graph else "eager",
         ranks=1,
     )
     return run_provenance(**fields | more)

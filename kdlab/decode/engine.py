@@ -1,39 +1,43 @@
-"""The round engine: draft, build, verify, accept, commit, for every method and any number of streams.
+"""The engine: the host's loop over rounds that a device runs by itself, for every method and any number of streams.
 
-AR is a tree of the root alone, a chain is a tree of one path. Streams of different lengths share a batch; a stream that
-ends hands its slot to the next prompt, or stays in the batch as inert rows until the others are done.
+Streams of different lengths share a batch; a stream that ends hands its slot to the next prompt, or stays in the batch
+as inert rows until the others are done. On a GPU the host reads a round's records while the next round runs: it learns
+one round late that a stream has ended, and the device does not wait for it.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kdlab.decode.records import RoundRecord
+from kdlab.decode.round import Round, sample
+from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError, KdlabError
-from kdlab.kernels.draft_topk import MAX_K, draft_topk
-from kdlab.kernels.target_sample import target_sample
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
 from kdlab.model.prompts import Prompt, PromptSet, prompt_token_ids
 from kdlab.model.target import TargetOutput
 from kdlab.model.visible_rows import VisibleRows
-from kdlab.tree import Acceptance, DraftTree, accept, build_root_only
 
 PREFILL_CHUNK = 512
+ROUNDS_AHEAD = {"cuda": 1, "cpu": 0}
+"""Rounds that run while the host reads the one before; on the CPU nothing runs meanwhile."""
 
 
 class Engine:
-    """Decodes prompts round by round; `step()` runs one round of every stream until `done`.
+    """Decodes prompts round by round; call `step()` until `done`.
 
     Attributes:
         prompts: the prompts, in order.
         transcripts: one Transcript a prompt.
+        round: the streams on the device, and what a round does with them.
     """
 
     def __init__(self, pair: Pair, prompts: PromptSet, settings: Settings) -> None:
-        """Allocate caches and prefill the first streams.
+        """Allocate caches, capture the round where `settings.graph` says so, and prefill the first streams.
 
         Args:
             pair: models and tokenizer.
@@ -48,19 +52,20 @@ class Engine:
         self._waiting = list(range(len(prompts)))
         rows = max(len(t.prompt_ids) + t.cap + t.tail for t in self.transcripts)
         rows += settings.method.budget + 1 + pair.depth_limit + 1
-        self._cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
-        self._context = None if settings.method.build is None else pair.new_context(settings.streams, rows)
-        self._prompt = torch.full((settings.streams,), -1, device=pair.device)
-        # int32 as the CUDA ops read it: prefix_len of the target's forward and of the commit.
-        self._start = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
-        self._anchor = torch.zeros(settings.streams, dtype=torch.int32, device=pair.device)
-        self._ran: set[str] = set()
+        cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
+        context = None if settings.method.build is None else pair.new_context(settings.streams, rows)
+        self.round = Round(pair, settings, cache, context)
+        if settings.graph:
+            self.round.capture()
+        self._ahead = ROUNDS_AHEAD[pair.device.type]
+        self._mailbox = Mailbox(self.round.record.tensors, self._ahead + 1)
+        self._slots: list[int | None] = [None] * settings.streams  # the prompt in each
         self._fill_slots()
 
     @property
     def done(self) -> bool:
         """True when every prompt has all its tokens."""
-        return bool((self._prompt < 0).all())
+        return all(prompt is None for prompt in self._slots)
 
     @property
     def num_done(self) -> int:
@@ -70,102 +75,44 @@ class Engine:
     @property
     def impl(self) -> str:
         """What the target's ops ran as so far, see `TargetOutput`."""
-        return "+".join(sorted(self._ran))
+        return "+".join(sorted(self.round.impls))
 
-    @torch.inference_mode()
     def step(self) -> list[RoundRecord]:
-        """Run one round of every running stream and return its RoundRecord; the records are read on the host."""
-        tree = self._draft_tree().with_root(self._anchor)
-        output, target_tokens = self._verify(tree)
-        acceptance = accept(tree, target_tokens, impl=self.settings.op_impl)
-        self._check(acceptance)
-        records = self._records(tree, target_tokens, acceptance, output)
-        self._commit(output, acceptance)
+        """Launch one round of every running stream, and read the oldest that was not read yet.
+
+        Returns:
+            A RoundRecord of each stream that ran in the round that was read: on the CPU the one launched, on a GPU the
+            one before, so that the first step returns nothing.
+
+        Raises:
+            KdlabError: the target's logits of a round were not finite, or its tree was malformed.
+        """
+        self.round.run()
+        self._mailbox.post()
+        if len(self._mailbox) <= self._ahead:
+            return []
+        words, *experts = self._mailbox.take()
+        read = (self._read(slot, words, *experts) for slot in range(len(words)))
+        records = [record for record in read if record is not None]
         for record in records:
             self.transcripts[record.prompt].add_round(record)
         self._fill_slots()
         return records
 
-    # -- one round ------------------------------------------------------------------------------------------------
-
-    def _draft_tree(self) -> DraftTree:
-        method = self.settings.method
-        if method.build is None or self._context is None:
-            return build_root_only(len(self._start), self.pair.device)
-        impl = self.settings.op_impl
-        if method.top_k > MAX_K and impl != "reference" and self.pair.device.type == "cuda":
-            # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
-            impl = "reference"
-            self._ran.add("draft_topk=reference")
-        top = draft_topk(self.pair.draft_logits(self._anchor, self._start, self._context), method.top_k, impl=impl)
-        return method.build(top.log_probs, top.token_ids)
-
-    def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
-        rows = VisibleRows(tree.ancestors, torch.where(self._prompt >= 0, tree.num_nodes, 0))
-        positions = self._start[:, None] + tree.depth
-        output = self.pair.target(
-            tree.token.clamp(min=0),
-            positions,
-            self._cache,
-            self._start,
-            rows,
-            taps=self.pair.taps if self._context is not None else (),
-            collect_experts=self.settings.record_experts,
-            impl=self.settings.impl,
-        )
-        self._ran.add(output.impl)
-        return output, self._sample(output.hidden, positions + 1, self._prompt)
-
-    def _sample(self, hidden: Tensor, positions: Tensor, prompts: Tensor) -> Tensor:
-        settings = self.settings
-        return target_sample(
-            self.pair.target.head(hidden),
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            seed=settings.seed,
-            stream=prompts,
-            position=positions.long(),
-            impl=settings.op_impl,
-        )
-
-    def _check(self, acceptance: Acceptance) -> None:
-        bad = (acceptance.status != 0) | (acceptance.bonus < 0)
-        for slot in (bad & (self._prompt >= 0)).nonzero().flatten().tolist():
-            prompt, status = int(self._prompt[slot]), int(acceptance.status[slot])
+    def _read(self, slot: int, words: np.ndarray, experts: np.ndarray | None = None) -> RoundRecord | None:
+        """Return the record of one slot, or None where no stream ran there."""
+        fields = self.round.record.read(words[slot].copy())
+        prompt = int(fields["prompt"])
+        if not fields["running"]:
+            if prompt >= 0 and prompt == self._slots[slot]:  # it would wait for ever
+                raise KdlabError(f"prompt {prompt}: its stream rests on the device before all its tokens are there")
+            return None
+        status = int(fields["status"])
+        if status or fields["bonus"] < 0:
             reason = f"a malformed tree (status {status})" if status else "target logits that are not finite"
-            raise KdlabError(f"prompt {prompt}, round at position {int(self._start[slot])}: {reason}")
-
-    def _commit(self, output: TargetOutput, acceptance: Acceptance) -> None:
-        running = self._prompt >= 0
-        count = torch.where(running, acceptance.length + 1, 0).to(self._start.dtype)
-        path = torch.where(running[:, None], acceptance.path, -1)
-        taps = self._cache.commit(self._start, path, output.taps, self.settings.op_impl)
-        if self._context is not None and taps is not None:
-            self.pair.extend_context(self._context, taps, self._start, count)
-        self._start = self._start + count
-        self._anchor = torch.where(running, acceptance.bonus, self._anchor)
-
-    def _records(
-        self, tree: DraftTree, target_tokens: Tensor, acceptance: Acceptance, output: TargetOutput
-    ) -> list[RoundRecord]:
-        records = []
-        for slot in (self._prompt >= 0).nonzero().flatten().tolist():
-            prompt, num_nodes = int(self._prompt[slot]), int(tree.num_nodes[slot])
-            experts = output.expert_ids
-            records.append(
-                RoundRecord(
-                    prompt=prompt,
-                    round=len(self.transcripts[prompt].rounds),
-                    anchor_position=int(self._start[slot]),
-                    tree=tree.stream(slot).to("cpu"),
-                    target_tokens=target_tokens[slot, :num_nodes].cpu().numpy(),
-                    path=tuple(acceptance.path[slot, : int(acceptance.length[slot]) + 1].tolist()),
-                    bonus=int(acceptance.bonus[slot]),
-                    expert_ids=None if experts is None else experts[slot, :, :num_nodes].cpu().numpy(),
-                    nonfinite_draft_rows=int(tree.nonfinite_rows[slot]),
-                )
-            )
-        return records
+            raise KdlabError(f"prompt {prompt}, round at position {int(fields['start'])}: {reason}")
+        index = len(self.transcripts[prompt].rounds)
+        return self.round.record.record(fields, index, None if experts is None else experts[slot])
 
     # -- streams --------------------------------------------------------------------------------------------------
 
@@ -181,33 +128,36 @@ class Engine:
 
     def _fill_slots(self) -> None:
         """Give the slot of every finished stream to the next waiting prompt, or leave it inert."""
-        for slot, prompt in enumerate(self._prompt.tolist()):
-            if prompt >= 0 and not self.transcripts[prompt].done:
-                continue
-            # A prompt may end with its first token: the slot then holds fewer rows than the one before it used.
-            self._prompt[slot], self._start[slot] = -1, 0
-            while self._waiting and self._prompt[slot] < 0:
+        for slot, prompt in enumerate(self._slots):
+            if prompt is not None:
+                if not self.transcripts[prompt].done:
+                    continue
+                self.round.streams.release(slot)
+                self._slots[slot] = None
+            while self._waiting and self._slots[slot] is None:
                 self._admit(slot, self._waiting.pop(0))
 
     @torch.inference_mode()
     def _admit(self, slot: int, prompt: int) -> None:
-        """Prefill a prompt into a slot and draw its first token, the first anchor."""
-        transcript, device = self.transcripts[prompt], self.pair.device
+        """Prefill a prompt into a slot and draw its first token, the first anchor; the host waits for that."""
+        transcript, device, context = self.transcripts[prompt], self.pair.device, self.round.context
         output = prefill(
             self.pair,
             torch.tensor([transcript.prompt_ids], device=device),
-            self._cache.stream(slot),
-            None if self._context is None else self._context.stream(slot),
+            self.round.cache.stream(slot),
+            None if context is None else context.stream(slot),
             self.settings.impl,
         )
-        self._ran.add(output.impl)
+        self.round.impls.add(output.impl)
         length = torch.tensor([[len(transcript.prompt_ids)]], device=device)
-        anchor = self._sample(output.hidden[:, -1:], length, torch.tensor([prompt], device=device))[0, 0]
+        key = torch.tensor([prompt], device=device)
+        anchor = int(sample(self.pair, self.settings, output.hidden[:, -1:], key, length))
         if anchor < 0:
             raise KdlabError(f"prompt {prompt}: target logits after the prompt are not finite")
-        transcript.extend([int(anchor)])
+        transcript.extend([anchor])
         if not transcript.done:
-            self._prompt[slot], self._start[slot], self._anchor[slot] = prompt, length[0, 0], anchor
+            self.round.streams.admit(slot, prompt, transcript)
+            self._slots[slot] = prompt
 
 
 def prefill(
@@ -228,11 +178,10 @@ def prefill(
     for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
         chunk = token_ids[:, first : first + PREFILL_CHUNK]
         size = chunk.shape[1]
-        start = torch.tensor([first], dtype=torch.int32, device=token_ids.device)
-        mask = torch.ones(1, size, size, dtype=torch.bool, device=token_ids.device).tril()
+        start, count = (torch.full((1,), n, dtype=torch.int32, device=token_ids.device) for n in (first, size))
         positions = start + torch.arange(size, device=token_ids.device)[None]
         taps = () if context is None else pair.taps
-        output = pair.target(chunk, positions, cache, start, mask, taps=taps, impl=impl)
+        output = pair.target(chunk, positions, cache, start, VisibleRows.causal(count, size), taps=taps, impl=impl)
         if context is not None:
-            pair.extend_context(context, output.taps, start, torch.tensor([size], device=token_ids.device))
+            pair.extend_context(context, output.taps, start, count)
     return output

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError
+from kdlab.kernels.tree_build import MAX_TREE_BUDGET, MAX_TREE_DEPTH, MAX_TREE_WIDTH
 from kdlab.tree import MAX_BUDGET, DraftTree, build_beam, build_best_first, build_chain
 
 METHODS = ("ar", "chain", "ddtree", "beam")
@@ -25,6 +26,7 @@ class Method:
         width: nodes kept a depth, beam only.
         top_k: draft candidates a slot; 0 for AR, which runs no drafter.
         build: the tree builder, or None for AR.
+        builds_on_gpu: on a GPU the trees are built there; else the host builds them.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Method:
     width: int | None
     top_k: int
     build: Builder | None
+    builds_on_gpu: bool
 
 
 def make_method(
@@ -54,7 +57,7 @@ def make_method(
         top_k: draft candidates a slot; None takes what the tree can use: 1, min(budget, V) or min(width, V).
         depth_limit: L, draft positions of the drafter.
         vocab_size: V.
-        impl: of `build_best_first`.
+        impl: of `build_best_first` and `build_chain`.
 
     Raises:
         ArgumentError: an argument is out of range, or a width comes with another method than "beam".
@@ -67,14 +70,16 @@ def make_method(
     if top_k is not None:
         top_k = check_int("top_k", top_k, minimum=1, maximum=vocab_size)
     if name == "ar":
-        return Method(name, 0, None, 0, None)
+        return Method(name, 0, None, 0, None, True)
+    small = depth_limit <= MAX_TREE_DEPTH and budget <= MAX_TREE_BUDGET and impl != "reference"
     if name == "chain":
-        length = min(budget, depth_limit)
-        return Method(name, length, None, top_k or 1, partial(build_chain, length=length, vocab_size=vocab_size))
+        length, candidates = min(budget, depth_limit), top_k or 1
+        chain = partial(build_chain, length=length, vocab_size=vocab_size, impl=impl)
+        return Method(name, length, None, candidates, chain, small and candidates <= MAX_TREE_WIDTH)
     if width is None:
         candidates = top_k or max(1, min(budget, vocab_size))
         best = partial(build_best_first, budget=budget, vocab_size=vocab_size, impl=impl)
-        return Method(name, budget, None, candidates, best)
+        return Method(name, budget, None, candidates, best, small and candidates <= MAX_TREE_WIDTH)
     budget, candidates = min(budget, width * depth_limit), top_k or min(width, vocab_size)
-    builder = partial(build_beam, width=width, budget=budget, vocab_size=vocab_size)
-    return Method(name, budget, width, candidates, builder)
+    beam = partial(build_beam, width=width, budget=budget, vocab_size=vocab_size)
+    return Method(name, budget, width, candidates, beam, False)

@@ -18,7 +18,8 @@ class Settings:
     """Checked arguments of `kdlab.generate`; see there for their meaning.
 
     `tail` is the number of tokens that recording decodes past the cut. `impl` chooses the attention, `op_impl` is that
-    of the other ops: "auto", or "reference" where `impl` is that or the CUDA ops lack the dtype.
+    of the other ops: "auto", or "reference" where `impl` is that or the CUDA ops lack the dtype. `graph` says whether
+    rounds are captured.
     """
 
     method: Method
@@ -32,6 +33,7 @@ class Settings:
     tail: int
     impl: str
     op_impl: str
+    graph: bool
 
 
 def make_settings(
@@ -60,7 +62,7 @@ def make_settings(
         NotSupported: a value that this version does not run.
         UnsupportedDevice: an `impl` that needs a GPU, for a pair on the CPU.
     """
-    _check_modes(pair, impl, graph)
+    _check_impl(pair, impl)
     if pair.drafter is None and method != "ar":
         raise ArgumentError("method", "'ar', since the pair has no drafter", repr(method))
     vocab_size = pair.target.config.vocab_size
@@ -80,18 +82,32 @@ def make_settings(
         tail=tail,
         impl=impl,
         op_impl=op_impl,
+        graph=_check_graph(pair, graph, made, op_impl),
     )
 
 
-def _check_modes(pair: Pair, impl: str, graph: str) -> None:
+def _check_impl(pair: Pair, impl: str) -> None:
     check_choice("impl", impl, ("auto", "reference", "naive", "mma", "wgmma", "flashmla"))
     if impl not in ("auto", "reference") and pair.device.type != "cuda":
         raise UnsupportedDevice(f"impl {impl!r} needs a CUDA GPU, and the pair is on {pair.device}")
     if impl not in ("auto", "reference") and pair.dtype == torch.float64:
         raise NotSupported("impl", "'auto' or 'reference' for float64", repr(impl))
+
+
+def _check_graph(pair: Pair, graph: str, method: Method, op_impl: str) -> bool:
+    """Return whether rounds are captured in a CUDA graph."""
     check_choice("graph", graph, ("auto", "off", "on"))
-    if graph == "on":
-        raise NotSupported("graph", "'auto' or 'off'", repr(graph))
+    on_gpu = pair.device.type == "cuda"
+    if graph != "on":
+        return graph == "auto" and on_gpu and op_impl != "reference" and method.builds_on_gpu
+    if not on_gpu:
+        raise UnsupportedDevice(f"graph 'on' needs a CUDA GPU, and the pair is on {pair.device}")
+    if op_impl == "reference":
+        raise NotSupported("graph", "'auto' or 'off' for plain torch, whose experts wait for the host", repr(graph))
+    if not method.builds_on_gpu:
+        what = f"{method.name!r} of {method.budget} nodes and {method.top_k} candidates"
+        raise NotSupported("graph", f"'auto' or 'off' where the host builds the trees, {what}", repr(graph))
+    return True
 
 
 def _check_stops(pair: Pair, stop_token_ids: Iterable[int] | None) -> frozenset[int]:

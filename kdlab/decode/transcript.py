@@ -20,6 +20,7 @@ class Transcript:
         tail: tokens wanted past the cut.
         tokens: new tokens so far, the first drawn from the prefill.
         rounds: the rounds that count.
+        stop: place of the first stop token before the cap among `tokens`.
     """
 
     prompt_ids: list[int]
@@ -29,15 +30,15 @@ class Transcript:
     tail: int = 0
     tokens: list[int] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
-    _stop: int | None = None
+    stop: int | None = None
 
     def extend(self, tokens: list[int]) -> None:
         """Append new tokens and note the first stop token before the cap."""
         first = len(self.tokens)
         self.tokens += tokens
-        if self._stop is None:
+        if self.stop is None:
             window = range(first, min(len(self.tokens), self.cap))
-            self._stop = next((i for i in window if self.tokens[i] in self.stop_token_ids), None)
+            self.stop = next((i for i in window if self.tokens[i] in self.stop_token_ids), None)
 
     def add_round(self, record: RoundRecord) -> None:
         """Append a round's tokens, and the round itself where it counts."""
@@ -48,12 +49,12 @@ class Transcript:
     @property
     def num_starts(self) -> int:
         """Rounds may start at the new tokens 0..num_starts-1."""
-        return self.cap if self._stop is None else self._stop
+        return self.cap if self.stop is None else self.stop
 
     @property
     def length(self) -> int:
         """Length of the output once it is known whole."""
-        return self.cap if self._stop is None else self._stop + 1
+        return self.cap if self.stop is None else self.stop + 1
 
     @property
     def done(self) -> bool:
@@ -73,4 +74,4 @@ class Transcript:
     @property
     def finish(self) -> str:
         """Why the output ends: "stop", "length" or "context"."""
-        return self.capped_by if self._stop is None else "stop"
+        return self.capped_by if self.stop is None else "stop"

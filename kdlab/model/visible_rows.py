@@ -22,9 +22,21 @@ class VisibleRows:
         padding = num_words(rows) * WORD_BITS - rows
         bits = torch.nn.functional.pad(mask, (0, padding)).unflatten(-1, (-1, WORD_BITS)).long()
         words = (bits << torch.arange(WORD_BITS, device=mask.device)).sum(-1)
-        # torch narrows no word to uint32: by hand to the int32 of the same bits.
-        signed = torch.where(words >= 2**31, words - 2**32, words).int()
-        return cls(signed.view(torch.uint32), mask.any(-1).sum(-1, dtype=torch.int32))
+        return cls(_signed(words).view(torch.uint32), mask.any(-1).sum(-1, dtype=torch.int32))
+
+    @classmethod
+    def causal(cls, num_rows: Tensor, capacity: int) -> "VisibleRows":
+        """Return the rows of a chunk: each sees those before it and itself.
+
+        Args:
+            num_rows: [S] i32, rows in use.
+            capacity: N.
+        """
+        row = torch.arange(capacity, device=num_rows.device)
+        first = WORD_BITS * torch.arange(num_words(capacity), device=num_rows.device)
+        bits = (row[:, None] + 1 - first).clamp(0, WORD_BITS)  # of each word, the lowest ones
+        words = _signed((1 << bits) - 1)
+        return cls(words.view(torch.uint32).expand(len(num_rows), -1, -1).contiguous(), num_rows)
 
     def used(self) -> Tensor:
         """Return [S, N] bool, the rows in use."""
@@ -33,3 +45,8 @@ class VisibleRows:
     def mask(self) -> Tensor:
         """Return [S, N, N] bool: row i sees row j."""
         return unpack_ancestors(self.ancestors) & self.used()[..., None]
+
+
+def _signed(words: Tensor) -> Tensor:
+    """Return 32-bit words [...] i64 as the i32 of the same bits: torch narrows none to uint32."""
+    return torch.where(words >= 2**31, words - 2**32, words).int()

@@ -5,7 +5,8 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int
+from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.kernels.tree_build import tree_build, tree_build_fits
 from kdlab.tree.candidates import read_candidates
 from kdlab.tree.draft_tree import DraftTree, assemble
 from kdlab.tree.pack import MAX_BUDGET, Nodes, pack_nodes
@@ -19,7 +20,9 @@ def build_root_only(num_streams: int, device: torch.device | str = "cpu") -> Dra
     return assemble(pack_nodes([Nodes.root() for _ in range(num_streams)], 1, torch.device(device)), depth_limit=0)
 
 
-def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size: int | None = None) -> DraftTree:
+def build_chain(
+    log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size: int | None = None, impl: str = "auto"
+) -> DraftTree:
     """Return, a stream, the one path of the best candidate at every depth.
 
     Args:
@@ -27,14 +30,20 @@ def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size
         token_ids: [S, L, K] int.
         length: nodes without the root, 0 to MAX_BUDGET; at most L and at most the usable depths come out.
         vocab_size: checked against the ids only, a chain is never truncated.
+        impl: as for `build_best_first`.
 
     Returns:
         A DraftTree of capacity length + 1.
 
     Raises:
         ArgumentError: `length` is out of range or no integer, or a candidate is malformed.
+        NotSupported, UnsupportedDevice: "cuda" for a size or a device that the kernel does not run on.
     """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
     length = check_int("length", length, minimum=0, maximum=MAX_BUDGET)
+    check_shape("log_probs", log_probs, ["S", "L", "K"])
+    if impl == "cuda" or (impl == "auto" and log_probs.is_cuda and tree_build_fits(log_probs, length)):
+        return _chain_by_kernel(log_probs, token_ids, length, vocab_size)
     candidates = read_candidates(log_probs, token_ids, vocab_size)
     streams = []
     for stream in range(log_probs.shape[0]):
@@ -44,6 +53,17 @@ def build_chain(log_probs: Tensor, token_ids: Tensor, length: int, *, vocab_size
             nodes.add(tokens[depth][0], depth, nodes.logp[-1] + scores[depth][0], 0)
         streams.append(nodes)
     return candidates.to_tree(streams, capacity=length + 1, width=0)
+
+
+def _chain_by_kernel(log_probs: Tensor, token_ids: Tensor, length: int, vocab_size: int | None) -> DraftTree:
+    """Let the kernel of the best-first tree build chains: with one candidate a depth its tree is the chain."""
+    best = log_probs.amax(dim=-1, keepdim=True)  # NaN where the row holds any
+    token = token_ids.gather(-1, (log_probs == best).int().argmax(dim=-1, keepdim=True))
+    tree = tree_build(best, token, length, vocab_size=vocab_size)
+    if log_probs.shape[-1] > 1:  # the mass outside one candidate is not that outside K
+        tree = tree._replace(missed_mass=tree_build(log_probs, token_ids, 0, vocab_size=vocab_size).missed_mass)
+    tree = tree._replace(truncated=torch.zeros_like(tree.truncated))
+    return DraftTree(**tree._asdict(), depth_limit=log_probs.shape[1])
 
 
 def build_beam(

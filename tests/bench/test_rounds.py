@@ -46,7 +46,7 @@ class World:
         (prompt,) = prompts
         self.work(5.0)
         self.log.append((prompt.id, budget))
-        return Engine(self, prompt, Method(method, budget, width, 1, None))
+        return Engine(self, prompt, Method(method, budget, width, 1, None, True))
 
 
 class Engine:

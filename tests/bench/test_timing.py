@@ -100,7 +100,7 @@ def test_a_slow_arm_is_not_run_on_every_set(monkeypatch):
 def test_a_pass_keeps_alive_what_its_calls_hold(monkeypatch, graph):
     """A graph holds addresses: memory that only a call held would be another tensor's when the graph is replayed."""
     Clock(monkeypatch)
-    monkeypatch.setattr(timing, "_capture", lambda calls: types.SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(timing, "capture", lambda calls: types.SimpleNamespace(replay=lambda: None))
 
     class Held:
         def __call__(self):

@@ -9,6 +9,8 @@ import torch
 from scipy.stats import chisquare
 
 import kdlab
+from kdlab.kernels.draft_topk import draft_topk
+from kdlab.kernels.target_sample import target_sample
 
 VOCAB, BLOCK, NUM_DRAWS, NUM_STREAMS = 8, 4, 50_000, 40
 ALARM = 1e-4  # a correct sampler fails one seed in 10,000; seeds are fixed
@@ -77,7 +79,10 @@ def toy_pair():
         taps=(0,),
         depth_limit=BLOCK - 1,
         new_context=lambda *_: SimpleNamespace(stream=lambda _: None),
-        draft_logits=lambda anchor, *_: target.head(drafter(target.embed(anchor)[:, None])[:, 1:]),
+        draft_top=lambda anchor, start, context, k, impl: draft_topk(
+            target.head(drafter(target.embed(anchor)[:, None])[:, 1:]), k, impl=impl
+        ),
+        sample=lambda hidden, **sampling: target_sample(target.head(hidden), **sampling),
         extend_context=lambda *_: None,
     )
 

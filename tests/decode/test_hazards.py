@@ -37,8 +37,9 @@ def test_the_draft_context_is_as_long_as_the_committed_text():
     running = decoding.start(tiny_pair(), golden_prompts(), budget=6, max_new_tokens=24, streams=2)
     while not running.done:
         running.step()
-        slots = running._prompt >= 0
-        assert torch.equal(running._context.length[slots], running._start[slots])
+        streams = running.round.streams
+        slots = streams.prompt >= 0
+        assert torch.equal(running.round.context.length[slots], streams.start[slots])
 
 
 def tokens_per_round(layers):

@@ -1,0 +1,132 @@
+"""One round of all streams on the device: draft, build, verify, accept, commit; the host decides and waits for nothing.
+
+AR is a tree of the root alone, a chain is a tree of one path. Shapes are fixed: rows that a tree does not use, and all
+rows of a stream that rests, are padding that no one sees.
+"""
+
+import torch
+from torch import Tensor
+
+from kdlab.decode.round_buffer import RoundBuffer
+from kdlab.decode.settings import Settings
+from kdlab.decode.streams import Streams
+from kdlab.kernels.capture import capture
+from kdlab.kernels.draft_topk import MAX_K
+from kdlab.model.cache import LatentCache
+from kdlab.model.draft_context import DraftContext
+from kdlab.model.pair import Pair
+from kdlab.model.target import TargetOutput
+from kdlab.model.visible_rows import VisibleRows
+from kdlab.tree import Acceptance, DraftTree, accept, build_root_only
+
+
+class Round:
+    """The buffers of S streams and `run()`.
+
+    Attributes:
+        streams: where each stands.
+        record: what the last round left for the host.
+        impls: what the ops ran as, see `TargetOutput`.
+    """
+
+    def __init__(self, pair: Pair, settings: Settings, cache: LatentCache, context: DraftContext | None) -> None:
+        """Make the buffers; every slot is empty.
+
+        Args:
+            pair: models.
+            settings: from `make_settings`.
+            cache: of the streams, with room for the tree's rows behind each.
+            context: of the streams; None for AR.
+        """
+        self.pair, self.settings, self.cache, self.context = pair, settings, cache, context
+        self.impls: set[str] = set()
+        config, num_streams = pair.target.config, settings.streams
+        self.streams = Streams.allocate(
+            num_streams, config.vocab_size, settings.stop_token_ids, settings.tail, pair.device
+        )
+        self._root_only = build_root_only(num_streams, pair.device)
+        experts = None
+        if settings.record_experts:
+            experts = sum(map(config.is_moe_layer, range(config.num_hidden_layers))), config.num_experts_per_tok
+        depth_limit = 0 if context is None else pair.depth_limit
+        self.record = RoundBuffer(num_streams, settings.method.budget + 1, depth_limit, pair.device, experts)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def capture(self) -> None:
+        """Turn `run()` into one CUDA graph; while every slot is empty, as the rounds of the warm-up write nothing."""
+        with torch.cuda.device(self.pair.device):
+            self._graph = capture([self._run])
+
+    def run(self) -> None:
+        """Queue one round of every running stream, and its record."""
+        if self._graph is None:
+            self._run()
+        else:
+            self._graph.replay()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        streams, settings = self.streams, self.settings
+        tree = self._draft_tree().with_root(streams.anchor)
+        output, target_tokens = self._verify(tree)
+        acceptance = accept(tree, target_tokens, impl=settings.op_impl)
+        self.record.write(streams, tree, target_tokens, acceptance, output.expert_ids)
+        self._commit(tree, acceptance, output)
+
+    def _draft_tree(self) -> DraftTree:
+        method = self.settings.method
+        if method.build is None or self.context is None:
+            return self._root_only
+        impl = self.settings.op_impl
+        if method.top_k > MAX_K and impl != "reference" and self.pair.device.type == "cuda":
+            # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
+            impl = "reference"
+            self.impls.add("draft_topk=reference")
+        top = self.pair.draft_top(self.streams.anchor, self.streams.start, self.context, method.top_k, impl=impl)
+        return method.build(top.log_probs, top.token_ids)
+
+    def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
+        pair, settings, streams = self.pair, self.settings, self.streams
+        positions = streams.start[:, None] + tree.depth
+        output = pair.target(
+            tree.token.clamp(min=0),
+            positions,
+            self.cache,
+            streams.start,
+            VisibleRows(tree.ancestors, torch.where(streams.running, tree.num_nodes, 0)),
+            taps=pair.taps if self.context is not None else (),
+            collect_experts=settings.record_experts,
+            impl=settings.impl,
+        )
+        self.impls.add(output.impl)
+        return output, sample(pair, settings, output.hidden, streams.prompt, positions + 1)
+
+    def _commit(self, tree: DraftTree, acceptance: Acceptance, output: TargetOutput) -> None:
+        start, path, num_rows = self.streams.advance(tree.token, acceptance)
+        taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
+        if self.context is not None and taps is not None:
+            self.pair.extend_context(self.context, taps, start, num_rows)
+
+
+def sample(pair: Pair, settings: Settings, hidden: Tensor, prompt: Tensor, position: Tensor) -> Tensor:
+    """Return the target's token behind every row, greedy or drawn as the settings say.
+
+    Args:
+        pair: models.
+        settings: of the decode.
+        hidden: [S, N, D], after the target's final norm.
+        prompt: [S] i64, index of each stream's prompt.
+        position: [S, N] int, absolute position of the token that is drawn.
+
+    Returns:
+        [S, N] i32; -1 where the logits are not finite.
+    """
+    return pair.sample(
+        hidden,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        seed=settings.seed,
+        stream=prompt,
+        position=position.long(),
+        impl=settings.op_impl,
+    )
