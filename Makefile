@@ -40,8 +40,13 @@ help:
 
 lab: $(READY)
 	@mkdir -p runs
-	@for name in $(NOTEBOOKS); do $(KDLAB) run notebooks/$$name.ipynb -o runs/$$name.ipynb $(PARAMETERS); done
-	@$(KDLAB) report $(RUNS) -o $(REPORT) --title "kdlab: draft trees on the bundled pair" --figures figures
+	@status=0; \
+	for name in $(NOTEBOOKS); do \
+	  $(KDLAB) run notebooks/$$name.ipynb -o runs/$$name.ipynb $(PARAMETERS) || status=$$?; \
+	  test $$status -ne 130; \
+	done; \
+	$(KDLAB) report $(RUNS) -o $(REPORT) --title "kdlab: draft trees on the bundled pair" --figures figures || status=$$?; \
+	exit $$status
 
 test: $(READY)
 	@$(PY) -m pytest -rs -n $(JOBS) --dist loadfile

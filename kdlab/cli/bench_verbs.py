@@ -43,8 +43,10 @@ def run_bench_counters(arguments: argparse.Namespace) -> int:
     """Count what the attention kernels read, under Nsight Compute; print one line an implementation."""
     from kdlab.bench import write_rows
     from kdlab.bench.kernels import COUNTED_ARMS, COUNTED_SIZES, counted_command, counter_rows
+    from kdlab.bench.timing import require_gpu
     from kdlab.profiling import collect_counters
 
+    require_gpu("hardware counters")
     op = "verify_attention"
     counted = {}
     for arm in COUNTED_ARMS:

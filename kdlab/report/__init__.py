@@ -3,7 +3,7 @@
 from kdlab.report.build import build_report
 from kdlab.report.figures import export_figures
 from kdlab.report.notebook_file import read_notebook, read_notebook_json
-from kdlab.report.outcome import RESULT_MIME, Outcome, read_outcome, record_tables, show_result
+from kdlab.report.outcome import RESULT_MIME, Outcome, last_problem, read_outcome, record_tables, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
 from kdlab.report.runner import NotebookRun, run_notebook
 from kdlab.report.show import show_figure
@@ -19,6 +19,7 @@ __all__ = [
     "conclusions",
     "declared_parameters",
     "export_figures",
+    "last_problem",
     "read_notebook",
     "read_notebook_json",
     "read_outcome",

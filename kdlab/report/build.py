@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from kdlab.report.done_marker import write_whole
 from kdlab.report.notebook_file import read_notebook
 from kdlab.report.outcome import read_outcome
 from kdlab.report.provenance_table import render_provenance
-from kdlab.report.summary import render_summary
+from kdlab.report.summary import render_summary, render_unfinished
 from kdlab.source import source_sha256
 
 TITLE = "kdlab report"
@@ -26,7 +26,11 @@ _DIGEST = re.compile(rf'<meta name="{DIGEST_NAME}" content="([0-9a-f]+)">')
 
 
 def build_report(
-    notebooks: Sequence[str | Path], html: str | Path = "reports/kdlab.html", *, title: str = TITLE
+    notebooks: Sequence[str | Path],
+    html: str | Path = "reports/kdlab.html",
+    *,
+    title: str = TITLE,
+    unfinished: Mapping[str, str] | None = None,
 ) -> Path:
     """Write text and outputs of executed notebooks as one HTML file that needs nothing else.
 
@@ -38,6 +42,7 @@ def build_report(
         notebooks: finished runs, in the report's order.
         html: the file to write; its folder is made when missing.
         title: plain text.
+        unfinished: notebooks that the report is to name first as missing, and why.
 
     Returns:
         The path of the report.
@@ -51,9 +56,10 @@ def build_report(
     if not notebooks:
         raise ArgumentError("notebooks", "at least one executed notebook", "none")
     paths, html = [Path(path) for path in notebooks], Path(html)
-    digest = _inputs_digest(paths, title)
+    missing = render_unfinished(unfinished or {})
+    digest = _inputs_digest(paths, title + missing)
     if _digest_of(html) != digest:
-        write_whole(html, _page(paths, title, digest))
+        write_whole(html, _page(paths, title, missing, digest))
     return html
 
 
@@ -80,7 +86,7 @@ def _digest_of(html: Path) -> str | None:
     return found[1] if found else None
 
 
-def _page(paths: list[Path], title: str, digest: str) -> str:
+def _page(paths: list[Path], title: str, missing: str, digest: str) -> str:
     sections, records = [], []  # records: (name, anchor, record)
     for number, path in enumerate(paths, 1):
         notebook = read_notebook(path)
@@ -92,7 +98,7 @@ def _page(paths: list[Path], title: str, digest: str) -> str:
     contents = " · ".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links)
     provenance = render_provenance([(name, record) for name, _, record in records])
     head = f"<header><h1>{escape(title)}</h1></header>\n<nav>{contents}</nav>"
-    return _document(title, digest, "\n".join([head, render_summary(records), *sections, provenance]))
+    return _document(title, digest, "\n".join([head, missing, render_summary(records), *sections, provenance]))
 
 
 def _document(title: str, digest: str, body: str) -> str:

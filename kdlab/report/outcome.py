@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError
+from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.params import INJECTED_TAG, plain_value
 from kdlab.report.summary import conclusions
 
 RESULT_MIME = "application/vnd.kdlab.result+json"
+PARTIAL_SUFFIX = ".partial.ipynb"
+"""Of the file that a run writes until it is whole, and for ever where it does not finish."""
 # A notebook file sorts the keys of what it stores, so the order of a table's columns travels beside it.
 _COLUMNS_KEY = "columns of tables"
 
@@ -83,6 +87,26 @@ def read_outcome(notebook: Mapping[str, Any]) -> Outcome:
     if record.get("final") is not True:
         return Outcome("its last result record does not say final: true", record)
     return Outcome(None, record)
+
+
+def last_problem(output: Path) -> str | None:
+    """Return why the last run of a notebook did not finish, None where it did.
+
+    Args:
+        output: where finished runs of it appear; a run that did not finish leaves its partial file beside it.
+
+    Raises:
+        ArgumentError: neither file is there, or `output` is no notebook.
+    """
+    partial = output.with_suffix(PARTIAL_SUFFIX)
+    if not partial.exists():
+        return read_outcome(read_notebook_json(output)).problem
+    try:
+        problem = read_outcome(read_notebook_json(partial)).problem
+    except ArgumentError:  # killed in the middle of writing it
+        problem = "its file is cut off"
+    earlier = f"; {output} is an earlier run" if output.exists() else ""
+    return f"{problem or 'it was ended at its last cell'}; what ran is in {partial}{earlier}"
 
 
 def _is_added(cell: Mapping[str, Any]) -> bool:

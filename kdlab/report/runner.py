@@ -11,7 +11,7 @@ from kdlab.errors import ArgumentError, NotebookError, ParameterError
 from kdlab.report.done_marker import is_done, marked_seconds, run_fingerprint, write_marker
 from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.notebook_job import NotebookJob
-from kdlab.report.outcome import read_outcome
+from kdlab.report.outcome import PARTIAL_SUFFIX, read_outcome
 from kdlab.report.params import TAG, bind_parameters, declared_parameters
 from kdlab.report.placement import folder_parameters, output_path
 
@@ -75,7 +75,7 @@ def run_notebook(
     if skip_done and is_done(output, fingerprint):
         record = read_outcome(read_notebook_json(output)).record
         return NotebookRun(output, record or {}, marked_seconds(output), skipped=True)
-    job = NotebookJob(path, values | folders, output.with_suffix(".partial.ipynb"), cell_timeout_s, timeout_s)
+    job = NotebookJob(path, values | folders, output.with_suffix(PARTIAL_SUFFIX), cell_timeout_s, timeout_s)
     return _run(job, output, fingerprint, progress or (lambda line: None))
 
 

@@ -38,3 +38,9 @@ def render_summary(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str
         if items:
             parts.append(f'<p><a href="#{anchor}">{escape(name)}</a></p>\n<ul>{items}</ul>')
     return '<div class="summary">\n' + "\n".join(parts) + "\n</div>" if parts else ""
+
+
+def render_unfinished(problems: Mapping[str, str]) -> str:
+    """Return the box that names the notebooks which are missing because they did not finish, or nothing."""
+    items = "".join(f"<li>{escape(name)}: {escape(problem)}</li>" for name, problem in problems.items())
+    return f'<div class="summary">\n<p>Did not finish, and is not shown:</p>\n<ul>{items}</ul>\n</div>' if items else ""

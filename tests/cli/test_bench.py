@@ -69,3 +69,9 @@ def test_json_has_the_same_and_null_for_what_is_not_known(ran, capsys):
 def test_bad_words_are_refused(words, message, capsys):
     assert main(["bench", "kernels", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_a_gpu_there_is_nothing_to_count(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["bench", "counters"]) == 2
+    assert "hardware counters: needs a CUDA GPU" in capsys.readouterr().err
