@@ -23,4 +23,4 @@ def matrix_instruction(build: Build) -> str | None:
     if "wgmma" in stem:
         return "HGMMA"
     # The experts of a float32 model are multiplied in float32, outside the tensor cores.
-    return "HMMA" if "mma" in stem or (stem.startswith("moe") and not in_float32) else None
+    return "HMMA" if "mma" in stem or stem == "draft_attention" or (stem.startswith("moe") and not in_float32) else None
