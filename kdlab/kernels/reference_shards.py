@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.philox import gumbel_noise
 from kdlab.kernels.reference import rank_top
 
@@ -12,7 +13,7 @@ from kdlab.kernels.reference import rank_top
 class TopKShard(NamedTuple):
     """The best K tokens of one vocabulary shard at every draft position; `merge_topk` makes a TopK of all shards'."""
 
-    values: Tensor  # [S, L, K] float32, logits, descending; -inf where the shard has fewer tokens
+    values: Tensor  # [S, L, K] float32 (float64 for such logits), descending; -inf where the shard has fewer tokens
     token_ids: Tensor  # [S, L, K] int32, global; -1 where the shard has fewer tokens
     lse: Tensor  # [S, L] float64, nats, log-sum-exp of the shard; -inf where it has nothing above -inf
     nonfinite: Tensor  # [S, L] bool, the shard's row held NaN or +inf
@@ -30,7 +31,7 @@ def draft_topk_shard(logits: Tensor, k: int, first_id: int) -> TopKShard:
     nonfinite = ~(logits < torch.inf).all(dim=-1)
     values = torch.where(nonfinite[..., None], 0.0, logits.double())
     top, token_ids = rank_top(values, min(k, num_ids))
-    top = torch.where(nonfinite[..., None], torch.nan, top).float()
+    top = torch.where(nonfinite[..., None], torch.nan, top).to(compute_dtype(logits.dtype))
     missing = (0, k - top.shape[-1])
     return TopKShard(
         torch.nn.functional.pad(top, missing, value=-torch.inf),

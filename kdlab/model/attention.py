@@ -15,7 +15,8 @@ from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import pair_tables, rope_tables, rotate
 from kdlab.kernels.verify_attention import choose_impl, verify_attention
 from kdlab.model.cache import LatentCache
-from kdlab.model.layers import Part, weight, wholes
+from kdlab.model.layers import Part, parts, weight, wholes
+from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.visible_rows import VisibleRows
 
 
@@ -67,18 +68,19 @@ def plan_attention(
     mask: Tensor | VisibleRows,
     dtype: torch.dtype,
     impl: str,
+    *,
+    num_heads: int,
 ) -> AttentionPlan | KernelPlan:
-    """Prepare rope, keys and cache places of one forward; the arguments are those of `Target.forward`."""
+    """Prepare rope, keys and cache places of one forward with H heads on this rank; else as `Target.forward`."""
     kernel = _kernel(config, cache, dtype, impl)
     if kernel is not None and cache is not None:
-        return _plan_kernels(config, positions, cache, start, mask, kernel)
+        return _plan_kernels(config, positions, cache, start, mask, kernel, num_heads)
     mask = mask.mask() if isinstance(mask, VisibleRows) else mask
     cos, sin = rope_tables(positions.flatten()[:, None], config.rope)
     rope = pair_tables(cos, sin, config.rope_interleave)
-    heads = config.num_attention_heads
     if cache is None:
-        return AttentionPlan(rope, own_keys(mask, num_heads=heads, dtype=compute_dtype(dtype)), None, None)
-    return AttentionPlan(rope, cache.keys(start, mask, heads), cache, cache.places(start, mask.shape[1]))
+        return AttentionPlan(rope, own_keys(mask, num_heads=num_heads, dtype=compute_dtype(dtype)), None, None)
+    return AttentionPlan(rope, cache.keys(start, mask, num_heads), cache, cache.places(start, mask.shape[1]))
 
 
 def _kernel(config: TargetConfig, cache: LatentCache | None, dtype: torch.dtype, impl: str) -> str | None:
@@ -100,26 +102,34 @@ def _plan_kernels(
     start: Tensor,
     mask: Tensor | VisibleRows,
     impl: str,
+    num_heads: int,
 ) -> KernelPlan:
     rows = mask if isinstance(mask, VisibleRows) else VisibleRows.from_mask(mask)
     cos, sin = rope_tables(positions, config.rope)
-    keys = cache.keys(start, rows.mask(), config.num_attention_heads) if impl == "reference" else None
+    keys = cache.keys(start, rows.mask(), num_heads) if impl == "reference" else None
     return KernelPlan(impl, cos, sin, cache, start.int(), rows, rows.used().flatten(), keys)
 
 
 class LatentAttention(nn.Module):
-    """One layer's attention.
+    """One layer's attention; a rank holds H of the heads, and all of what comes before them.
 
     W_UK and W_UV stay the two parts of kv_b [H, nope + v, C], which is the checkpoint's own layout: queries go through
     W_UK into the latent space, outputs come back through W_UV, and keys are never expanded.
     """
 
     def __init__(
-        self, config: TargetConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: TargetConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         super().__init__()
         self.config, self.layer = config, layer
-        heads, nope, latent = config.num_attention_heads, config.qk_nope_head_dim, config.kv_lora_rank
+        self.heads = ranks.span(config.num_attention_heads, name="num_attention_heads")
+        heads, nope, latent = self.num_heads, config.qk_nope_head_dim, config.kv_lora_rank
         q_width = heads * (nope + config.qk_rope_head_dim)
         rank = config.q_lora_rank
         self.down_widths = [q_width if rank is None else rank, latent, config.qk_rope_head_dim]
@@ -136,19 +146,30 @@ class LatentAttention(nn.Module):
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
+        config = self.config
         q_down, kv_down = self.qkv_a.split([self.down_widths[0], sum(self.down_widths[1:])])
-        found = wholes(
-            kv_a_proj_with_mqa=kv_down, kv_a_layernorm=self.kv_norm, kv_b_proj=self.kv_b.flatten(0, 1), o_proj=self.o
-        )
+        found = wholes(kv_a_proj_with_mqa=kv_down, kv_a_layernorm=self.kv_norm)
+        found |= parts(0, *self._span(self.kv_b.shape[1]), kv_b_proj=self.kv_b.flatten(0, 1))
+        found |= parts(1, *self._span(config.v_head_dim), o_proj=self.o)
+        q_rows = self._span(config.qk_nope_head_dim + config.qk_rope_head_dim)
         if self.q_b is None or self.q_norm is None:
-            return found | wholes(q_proj=q_down)
-        return found | wholes(q_a_proj=q_down, q_a_layernorm=self.q_norm, q_b_proj=self.q_b)
+            return found | parts(0, *q_rows, q_proj=q_down)
+        return found | wholes(q_a_proj=q_down, q_a_layernorm=self.q_norm) | parts(0, *q_rows, q_b_proj=self.q_b)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads H of this rank."""
+        return self.heads.stop - self.heads.start
+
+    def _span(self, width: int) -> tuple[slice, int]:
+        """Return which rows or columns are this rank's, of all, where each head has `width` of them."""
+        return slice(self.heads.start * width, self.heads.stop * width), self.config.num_attention_heads * width
 
     def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> Tensor:
         """Attend rows x [T, D], already normed, T = S * N; their latent rows are written to the plan's cache.
 
         Returns:
-            [T, D] in x's dtype.
+            [T, D] in x's dtype: this rank's summand.
         """
         key_up, value_up = self.kv_b.split([self.config.qk_nope_head_dim, self.config.v_head_dim], dim=1)
         if isinstance(plan, KernelPlan):
@@ -179,7 +200,7 @@ class LatentAttention(nn.Module):
         config, cache, pages = self.config, plan.cache, plan.cache.pages[self.layer]
         latent_dim, (streams, rows) = config.kv_lora_rank, plan.cos.shape[:2]
         q_nope, q_rope, kv = self._project(x)
-        q = x.new_empty(streams, rows, config.num_attention_heads, config.cache_width)
+        q = x.new_empty(streams, rows, self.num_heads, config.cache_width)
         torch.bmm(q_nope.transpose(0, 1), key_up, out=q.flatten(0, 1)[..., :latent_dim].transpose(0, 1))
         norm_rope(
             kv.unflatten(0, (streams, rows)),
@@ -202,6 +223,6 @@ class LatentAttention(nn.Module):
         q, kv = F.linear(x, self.qkv_a).split([self.down_widths[0], config.cache_width], dim=-1)
         if self.q_b is not None and self.q_norm is not None:
             q = F.linear(rms_norm(q, self.q_norm, config.latent_norm_eps), self.q_b)
-        q = q.unflatten(-1, (config.num_attention_heads, -1))
+        q = q.unflatten(-1, (self.num_heads, -1))
         q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         return q_nope, q_rope, kv

@@ -16,7 +16,8 @@ from kdlab.kernels.reference import rms_norm
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter_layers import BlockView, DraftLayer
-from kdlab.model.layers import Part, prefixed, weight, wholes
+from kdlab.model.layers import Part, parts, prefixed, weight, wholes
+from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.reading import Planned, Progress
 
 _PREFIX = "model."
@@ -31,6 +32,7 @@ class Drafter(nn.Module):
 
     Attributes:
         config: its constants.
+        ranks: that share it; this is one's slice.
         rope: its rotary embedding, with the caller's amplitude.
     """
 
@@ -41,6 +43,7 @@ class Drafter(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         rope_amplitude: float = 1.0,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         """Make the modules.
 
@@ -50,26 +53,32 @@ class Drafter(nn.Module):
             device: of the weights.
             rope_amplitude: factor on cos and sin on top of the config's own; some engines run YaRN drafters at
                 0.1 ln(factor) + 1 where the config says 1.
+            ranks: that share the drafter; this one's slice is made.
 
         Raises:
-            ArgumentError: the amplitude is not a finite number above 0.
+            ArgumentError: the amplitude is not a finite number above 0, or the ranks do not divide what they share.
         """
         super().__init__()
         rope_amplitude = check_float("rope_amplitude", rope_amplitude, above=0.0)
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.rope = replace(config.rope, amplitude=config.rope.amplitude * rope_amplitude)
         width = config.hidden_size
-        self.fc = weight(width, len(config.target_layer_ids) * width, dtype=dtype, device=device)
+        # Rows of fc, not columns: each output then is the same sum as on one rank, and fewer values are exchanged.
+        self.features = ranks.span(width, name="the drafter's hidden_size")
+        held = self.features.stop - self.features.start
+        self.fc = weight(held, len(config.target_layer_ids) * width, dtype=dtype, device=device)
         self.hidden_norm = weight(width, dtype=dtype, device=device)
         layers = nn.ModuleList(
-            DraftLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_hidden_layers)
+            DraftLayer(config, layer, dtype=dtype, device=device, ranks=ranks)
+            for layer in range(config.num_hidden_layers)
         )
         self.layers = cast("Sequence[DraftLayer]", layers)
         self.norm = weight(width, dtype=dtype, device=device)
 
     def views(self) -> dict[str, Part]:
         """Return every weight by its name in a checkpoint: to load or to export."""
-        found = wholes(fc=self.fc, hidden_norm=self.hidden_norm, norm=self.norm)
+        found = parts(0, self.features, self.config.hidden_size, fc=self.fc)
+        found |= wholes(hidden_norm=self.hidden_norm, norm=self.norm)
         for i, layer in enumerate(self.layers):
             found |= prefixed(f"layers.{i}.", layer)
         return found
@@ -78,7 +87,9 @@ class Drafter(nn.Module):
         self, num_streams: int, max_positions: int, device: torch.device | str, dtype: torch.dtype
     ) -> DraftContext:
         """Return an empty context of `num_streams` streams with room for `max_positions` committed tokens each."""
-        return DraftContext.allocate(self.config, self.rope, num_streams, max_positions, device, dtype)
+        heads = self.layers[0].attention.kv_heads
+        held = replace(self.config, num_key_value_heads=heads.stop - heads.start)
+        return DraftContext.allocate(held, self.rope, num_streams, max_positions, device, dtype)
 
     def extend(self, context: DraftContext, taps: Tensor, start: Tensor, count: Tensor) -> None:
         """Add committed tokens to the context, in place.
@@ -96,7 +107,8 @@ class Drafter(nn.Module):
         """
         check_shape("taps", taps, (context.num_streams, "n", self.fc.shape[1]))
         rows = context.rows_for(start, count, taps.shape[1])
-        features = rms_norm(linear(taps, self.fc), self.hidden_norm, self.config.rms_norm_eps)
+        features = self.ranks.join(linear(taps, self.fc), "drafter")
+        features = rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
         cos, sin = context.rope_at(rows)
         stream = torch.arange(context.num_streams, device=rows.device)[:, None]
         for layer, module in enumerate(self.layers):
@@ -145,15 +157,19 @@ def load_drafter(
     return plan_drafter(directory, dtype=dtype, rope_amplitude=rope_amplitude).read(device, progress)
 
 
-def plan_drafter(directory: str | Path, *, dtype: torch.dtype, rope_amplitude: float = 1.0) -> Planned[Drafter]:
+def plan_drafter(
+    directory: str | Path, *, dtype: torch.dtype, rope_amplitude: float = 1.0, ranks: Ranks = ONE_RANK
+) -> Planned[Drafter]:
     """Check a DFlash directory from its config and headers; `read` of what comes back takes memory and reads.
 
     Args:
         directory: holds config.json and safetensors; names may all carry the prefix `model.`.
         dtype: of weights and activations.
         rope_amplitude: factor on the drafter's cos and sin, see `Drafter`.
+        ranks: that share the drafter; this one's slice is planned.
 
     Raises:
+        ArgumentError: the ranks do not divide what is split over them.
         ConfigError: the config or the tensors are of a drafter that kdlab does not run.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
@@ -161,7 +177,7 @@ def plan_drafter(directory: str | Path, *, dtype: torch.dtype, rope_amplitude: f
     checkpoint = Checkpoint(directory)
 
     def new(place: torch.device | str) -> Drafter:
-        return Drafter(config, dtype=dtype, device=place, rope_amplitude=rope_amplitude)
+        return Drafter(config, dtype=dtype, device=place, rope_amplitude=rope_amplitude, ranks=ranks)
 
     return Planned.check(new, checkpoint, _stored_names(checkpoint))
 

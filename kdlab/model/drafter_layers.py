@@ -10,7 +10,8 @@ from kdlab.config import DrafterConfig
 from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import apply_rope
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.layers import Part, SwiGlu, prefixed, weight, wholes
+from kdlab.model.layers import Part, SwiGlu, parts, prefixed, weight, wholes
+from kdlab.model.ranks import ONE_RANK, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,23 @@ class BlockView:
 
 
 class DraftAttention(nn.Module):
-    """Grouped-query attention with normed, rotated queries and keys over [context ; block]."""
+    """Grouped-query attention with normed, rotated queries and keys over [context ; block]; a rank holds some heads."""
 
     def __init__(
-        self, config: DrafterConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: DrafterConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         super().__init__()
-        self.layer, self.head_dim, self.eps = layer, config.head_dim, config.rms_norm_eps
-        self.num_queries = config.num_attention_heads * self.head_dim
-        self.num_keys = config.num_key_value_heads * self.head_dim
+        self.config, self.layer, self.head_dim, self.eps = config, layer, config.head_dim, config.rms_norm_eps
+        self.heads = ranks.span(config.num_attention_heads, name="the drafter's num_attention_heads")
+        self.kv_heads = ranks.shared_span(config.num_key_value_heads, name="the drafter's num_key_value_heads")
+        self.num_queries = (self.heads.stop - self.heads.start) * self.head_dim
+        self.num_keys = (self.kv_heads.stop - self.kv_heads.start) * self.head_dim
         # Queries, keys and values of a block in one product; of the context the last two parts.
         self.qkv = weight(self.num_queries + 2 * self.num_keys, config.hidden_size, dtype=dtype, device=device)
         self.out = weight(config.hidden_size, self.num_queries, dtype=dtype, device=device)
@@ -85,7 +94,14 @@ class DraftAttention(nn.Module):
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         q, k, v = self.qkv.split((self.num_queries, self.num_keys, self.num_keys))
-        return wholes(q_proj=q, k_proj=k, v_proj=v, o_proj=self.out, q_norm=self.q_norm, k_norm=self.k_norm)
+        queries, keys = self._span(self.heads), self._span(self.kv_heads)
+        width = self.config.num_attention_heads * self.head_dim
+        kv_width = self.config.num_key_value_heads * self.head_dim
+        found = parts(0, queries, width, q_proj=q) | parts(0, keys, kv_width, k_proj=k, v_proj=v)
+        return found | parts(1, queries, width, o_proj=self.out) | wholes(q_norm=self.q_norm, k_norm=self.k_norm)
+
+    def _span(self, heads: slice) -> slice:
+        return slice(heads.start * self.head_dim, heads.stop * self.head_dim)
 
     def context_rows(self, features: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of context features, which pass no norm of this layer.
@@ -102,7 +118,7 @@ class DraftAttention(nn.Module):
         return self._heads(keys, self.k_norm, cos, sin), values.unflatten(-1, (-1, self.head_dim))
 
     def forward(self, x: Tensor, view: BlockView, mask: Tensor) -> Tensor:
-        """Return [S, b, D]: the attention of block rows x [S, b, D] under `mask` [S, b, num_context + b] bool."""
+        """Return [S, b, D], this rank's summand: block rows x [S, b, D] attend under `mask` [S, b, num_context + b]."""
         q, k, v = linear(x, self.qkv).split((self.num_queries, self.num_keys, self.num_keys), dim=-1)
         queries, keys = self._heads(q, self.q_norm, view.cos, view.sin), self._heads(k, self.k_norm, view.cos, view.sin)
         block = (keys, v.unflatten(-1, (-1, self.head_dim)))
@@ -146,17 +162,23 @@ def _attend(queries: Tensor, past: tuple[Tensor, Tensor], block: tuple[Tensor, T
 
 
 class DraftLayer(nn.Module):
-    """Attention and feed-forward, each on a normed copy of the residual stream."""
+    """Attention and feed-forward, each on a normed copy of the residual stream; ranks add each of the two up once."""
 
     def __init__(
-        self, config: DrafterConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: DrafterConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         super().__init__()
-        self.eps = config.rms_norm_eps
+        self.eps, self.ranks = config.rms_norm_eps, ranks
         self.input_norm = weight(config.hidden_size, dtype=dtype, device=device)
-        self.attention = DraftAttention(config, layer, dtype=dtype, device=device)
+        self.attention = DraftAttention(config, layer, dtype=dtype, device=device, ranks=ranks)
         self.post_norm = weight(config.hidden_size, dtype=dtype, device=device)
-        self.mlp = SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
+        self.mlp = SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device, ranks=ranks)
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
@@ -165,5 +187,6 @@ class DraftLayer(nn.Module):
 
     def forward(self, hidden: Tensor, view: BlockView, mask: Tensor) -> Tensor:
         """Return the residual stream [S, b, D] after this layer."""
-        hidden = hidden + self.attention(rms_norm(hidden, self.input_norm, self.eps), view, mask)
-        return hidden + self.mlp(rms_norm(hidden, self.post_norm, self.eps))
+        attended = self.attention(rms_norm(hidden, self.input_norm, self.eps), view, mask)
+        hidden = hidden + self.ranks.all_reduce(attended, "drafter")
+        return hidden + self.ranks.all_reduce(self.mlp(rms_norm(hidden, self.post_norm, self.eps)), "drafter")

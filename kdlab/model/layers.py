@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kdlab.errors import UnsupportedDevice
+from kdlab.model.ranks import ONE_RANK, Ranks
 
 
 def weight(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
@@ -37,6 +38,17 @@ class Part:
         """Return the part that is all of the tensor."""
         return cls(view, tuple(view.shape), (slice(None),) * view.dim())
 
+    @classmethod
+    def along(cls, view: Tensor, axis: int, span: slice, total: int) -> "Part":
+        """Return the part that holds `span` of the tensor's `total` rows (axis 0) or columns (axis 1)."""
+        shape, index = list(view.shape), [slice(None)] * view.dim()
+        shape[axis], index[axis] = total, span
+        return cls(view, tuple(shape), tuple(index))
+
+    def nothing(self) -> "Part":
+        """Return the same of another rank's tensor: a part that holds none of its rows."""
+        return Part(self.view[:0], self.shape, (slice(0, 0), *self.index[1:]))
+
     @property
     def is_whole(self) -> bool:
         """True when the view holds all of the tensor."""
@@ -60,20 +72,38 @@ def wholes(**tensors: Tensor) -> dict[str, Part]:
     return {f"{name}.weight": Part.whole(tensor) for name, tensor in tensors.items()}
 
 
-class SwiGlu(nn.Module):
-    """down(silu(gate x) * up x), with gate and up in one matrix."""
+def parts(axis: int, span: slice, total: int, **tensors: Tensor) -> dict[str, Part]:
+    """Return tensors as parts named NAME.weight, each along `axis`; see `Part.along`."""
+    return {f"{name}.weight": Part.along(tensor, axis, span, total) for name, tensor in tensors.items()}
 
-    def __init__(self, width: int, inner: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
+
+class SwiGlu(nn.Module):
+    """down(silu(gate x) * up x), with gate and up in one matrix; a rank holds a part of the inner width."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        ranks: Ranks = ONE_RANK,
+        unit: int = 1,
+    ) -> None:
+        """Make the weights; the inner width is split over the ranks in units of `unit`."""
         super().__init__()
-        self.gate_up = weight(2 * inner, width, dtype=dtype, device=device)
-        self.down = weight(width, inner, dtype=dtype, device=device)
+        self.inner, self.span = inner, ranks.span(inner, unit, name="the inner width")
+        held = self.span.stop - self.span.start
+        self.gate_up = weight(2 * held, width, dtype=dtype, device=device)
+        self.down = weight(width, held, dtype=dtype, device=device)
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         gate, up = self.gate_up.chunk(2)
-        return wholes(gate_proj=gate, up_proj=up, down_proj=self.down)
+        rows = parts(0, self.span, self.inner, gate_proj=gate, up_proj=up)
+        return rows | parts(1, self.span, self.inner, down_proj=self.down)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., D] to [..., D]."""
+        """Map x [..., D] to [..., D]: this rank's summand of it."""
         gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, self.down)

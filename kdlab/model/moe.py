@@ -8,8 +8,9 @@ from kdlab.config import INT4_GROUP, TargetConfig
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.int4 import VALUES_PER_WORD
 from kdlab.kernels.moe_int4 import moe_int4
-from kdlab.kernels.reference import compute_dtype, moe_experts
+from kdlab.kernels.reference import compute_dtype
 from kdlab.model.layers import Part, SwiGlu, prefixed, weight
+from kdlab.model.ranks import ONE_RANK, Ranks
 
 
 class Router(nn.Module):
@@ -53,12 +54,57 @@ class Router(nn.Module):
         return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
 
 
+class ExpertSplit:
+    """Which of a layer's routed experts a rank holds, and which part of each one's inner width I.
+
+    Attributes:
+        experts: of E; all of them with "tp".
+        inner: of I; all of it with "ep".
+    """
+
+    def __init__(self, config: TargetConfig, ranks: Ranks, unit: int) -> None:
+        """Split over the ranks, the inner width in units of `unit`."""
+        self.num_experts, self.width = config.n_routed_experts, config.moe_intermediate_size
+        self.experts, self.inner = slice(0, self.num_experts), slice(0, self.width)
+        if ranks.experts == "ep":
+            self.experts = ranks.span(self.num_experts, name="n_routed_experts")
+        else:
+            self.inner = ranks.span(self.width, unit, name="moe_intermediate_size")
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Experts and inner values of each that this rank holds."""
+        return self.experts.stop - self.experts.start, self.inner.stop - self.inner.start
+
+    def views(self, gate_up: Tensor, down: Tensor, suffix: str, values: int = 1) -> dict[str, Part]:
+        """Return the weights by checkpoint name; `values` of the inner width stand in one word or scale of `down`.
+
+        Experts of other ranks are there as well, as parts that hold nothing, so that every rank knows all names.
+        """
+        gate, up = gate_up.chunk(2, dim=1)
+        columns = slice(self.inner.start // values, self.inner.stop // values)
+        found = {}
+        for expert in range(self.num_experts):
+            own = expert - self.experts.start if self.experts.start <= expert < self.experts.stop else None
+            for name, bank, axis, span, total in (
+                ("gate_proj", gate, 0, self.inner, self.width),
+                ("up_proj", up, 0, self.inner, self.width),
+                ("down_proj", down, 1, columns, self.width // values),
+            ):
+                part = Part.along(bank[own or 0], axis, span, total)
+                found[f"{expert}.{name}.{suffix}"] = part.nothing() if own is None else part
+        return found
+
+
 class DenseExpertBank(nn.Module):
     """Routed experts as stacked matrices in the compute dtype."""
 
-    def __init__(self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str, ranks: Ranks = ONE_RANK
+    ) -> None:
         super().__init__()
-        experts, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
+        self.split = ExpertSplit(config, ranks, INT4_GROUP if config.experts_int4 else 1)
+        (experts, inner), width = self.split.held, config.hidden_size
         self.gate_up = weight(experts, 2 * inner, width, dtype=dtype, device=device)
         self.down = weight(experts, width, inner, dtype=dtype, device=device)
 
@@ -69,15 +115,16 @@ class DenseExpertBank(nn.Module):
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
-        return _expert_views(self.gate_up, self.down, "weight")
+        return self.split.views(self.gate_up, self.down, "weight")
 
 
 class PackedExpertBank(nn.Module):
     """Routed experts as they lie on disk, INT4 words and 16-bit scales; the op dequantises the experts it touches."""
 
-    def __init__(self, config: TargetConfig, *, device: torch.device | str) -> None:
+    def __init__(self, config: TargetConfig, *, device: torch.device | str, ranks: Ranks = ONE_RANK) -> None:
         super().__init__()
-        experts, width, inner = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
+        self.split = ExpertSplit(config, ranks, INT4_GROUP)
+        (experts, inner), width = self.split.held, config.hidden_size
 
         def new(rows: int, columns: int, dtype: torch.dtype) -> nn.Parameter:
             return weight(experts, rows, columns, dtype=dtype, device=device)
@@ -94,29 +141,33 @@ class PackedExpertBank(nn.Module):
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
-        packed = _expert_views(self.gate_up_packed, self.down_packed, "weight_packed")
-        return packed | _expert_views(self.gate_up_scale, self.down_scale, "weight_scale")
-
-
-def _expert_views(gate_up: Tensor, down: Tensor, suffix: str) -> dict[str, Part]:
-    gate, up = gate_up.chunk(2, dim=1)
-    parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
-    return {f"{i}.{name}.{suffix}": Part.whole(part[i]) for name, part in parts.items() for i in range(len(down))}
+        packed = self.split.views(self.gate_up_packed, self.down_packed, "weight_packed", VALUES_PER_WORD)
+        return packed | self.split.views(self.gate_up_scale, self.down_scale, "weight_scale", INT4_GROUP)
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts plus the shared one, which has weight 1 and is not scaled."""
+    """Routed experts plus the shared one, which has weight 1 and is not scaled; a rank computes a summand of both."""
 
     def __init__(
-        self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str, packed: bool
+        self,
+        config: TargetConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        packed: bool,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         super().__init__()
         self.router = Router(config, dtype=dtype, device=device)
+        self.shared: SwiGlu | None = None
         self.routed: DenseExpertBank | PackedExpertBank = (
-            PackedExpertBank(config, device=device) if packed else DenseExpertBank(config, dtype=dtype, device=device)
+            PackedExpertBank(config, device=device, ranks=ranks)
+            if packed
+            else DenseExpertBank(config, dtype=dtype, device=device, ranks=ranks)
         )
-        inner = config.n_shared_experts * config.moe_intermediate_size
-        self.shared = SwiGlu(config.hidden_size, inner, dtype=dtype, device=device) if inner else None
+        inner, unit = config.n_shared_experts * config.moe_intermediate_size, INT4_GROUP if config.experts_int4 else 1
+        if inner:
+            self.shared = SwiGlu(config.hidden_size, inner, dtype=dtype, device=device, ranks=ranks, unit=unit)
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
@@ -131,13 +182,14 @@ class MixtureOfExperts(nn.Module):
             used: [T] bool, rows in use, for the CUDA op: the others ask for no expert. None takes plain torch.
 
         Returns:
-            [T, D] in x's dtype, and the expert ids [T, k] i64.
+            [T, D] in x's dtype, this rank's summand, and the expert ids [T, k] i64 of the whole layer.
         """
         expert_ids, weights = self.router(x)
+        own = expert_ids - self.routed.split.experts.start  # ids of other ranks fall outside, where no expert is
         if used is not None:
-            ids = torch.where(used[:, None], expert_ids, -1).int()
-            return moe_int4(x, ids, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
-        out = moe_experts(x, expert_ids, weights, self.routed.experts)
+            own = torch.where(used[:, None], own, -1).int()
+            return moe_int4(x, own, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
+        out = moe_int4(x, own, weights, self.routed.experts, impl="reference")
         return out if self.shared is None else out + self.shared(x), expert_ids
 
     def _shared_expert(self) -> DenseExperts | None:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
-from kdlab.errors import ArgumentError, ConfigError, NotSupported, UnsupportedDevice
-from kdlab.kernels.draft_topk import TopK, draft_topk
-from kdlab.kernels.target_sample import target_sample
+from kdlab.errors import ArgumentError, ConfigError, UnsupportedDevice
+from kdlab.kernels.draft_topk import TopK
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter import Drafter, plan_drafter
 from kdlab.model.fit import check_room
+from kdlab.model.rank_heads import sample_over_ranks, top_over_ranks
+from kdlab.model.ranks import EXPERT_MODES, ONE_RANK, Ranks, init_ranks, local_device
 from kdlab.model.reading import Planned, Progress
 from kdlab.model.target import Target, plan_target
 from kdlab.model.tokenizer import Tokenizer, load_tokenizer_if_any
@@ -45,6 +46,11 @@ class Pair:
     dtype: torch.dtype
 
     @property
+    def ranks(self) -> Ranks:
+        """The ranks that share the models."""
+        return self.target.ranks
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """0-based target layers whose output the drafter reads."""
         return () if self.drafter is None else self.drafter.config.target_layer_ids
@@ -65,7 +71,7 @@ class Pair:
         self._drafter().extend(context, taps, start, count)
 
     def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext) -> Tensor:
-        """Return the logits of the L draft positions behind each anchor.
+        """Return the logits of the L draft positions behind each anchor, of several ranks this one's columns.
 
         Args:
             anchor: [S] int, the token at absolute position `start`, not yet run through the target.
@@ -73,7 +79,7 @@ class Pair:
             context: holds the context features of positions 0..start-1 of each stream.
 
         Returns:
-            [S, L, V]; row i, of slot i + 1, predicts absolute position start + 1 + i.
+            [S, L, V / ranks]; row i, of slot i + 1, predicts absolute position start + 1 + i.
         """
         drafter = self._drafter()
         config = drafter.config
@@ -84,7 +90,7 @@ class Pair:
 
     def draft_top(self, anchor: Tensor, start: Tensor, context: DraftContext, k: int, impl: str = "auto") -> TopK:
         """Return the drafter's K best tokens of each draft position; see `draft_logits` and `draft_topk`."""
-        return draft_topk(self.draft_logits(anchor, start, context), k, impl=impl)
+        return top_over_ranks(self.ranks, self.draft_logits(anchor, start, context), k, impl)
 
     def sample(
         self,
@@ -98,10 +104,10 @@ class Pair:
         impl: str = "auto",
     ) -> Tensor:
         """Return the target's token [S, N] i32 behind rows of hidden [S, N, D]; see `target_sample`."""
-        logits = self.target.head(hidden)
-        return target_sample(
-            logits, temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl
-        )
+        return sample_over_ranks(
+            self.ranks, self.target.head(hidden),
+            temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl,
+        )  # fmt: skip
 
     def _drafter(self) -> Drafter:
         if self.drafter is None:
@@ -128,29 +134,33 @@ def load_pair(
         drafter: a DFlash directory; None takes the shipped pair's own, and no drafter for a directory.
         device: "cpu", "cuda" or "cuda:N".
         dtype: "float32", "bfloat16" or "float64".
-        ranks: tensor-parallel ranks; only 1 runs in this version.
-        experts: "tp" or "ep", how routed experts are split over ranks.
+        ranks: processes that share the models. With N of them, each process that `torchrun --nproc-per-node N` started
+            makes this call with the same arguments, and then the same calls of the pair; with "cuda" each takes its
+            own GPU.
+        experts: "tp" splits the inner width of every routed expert over the ranks, "ep" gives each rank whole experts.
         latent_norm_eps: epsilon of the q_a and kv_a norms; 1e-6 as Moonshot's code and transformers, 1e-5 as SGLang.
         rope_amplitude: factor on the drafter's cos and sin tables; some engines ran K2.5's drafter with 1.4159.
         progress: called now and then while weights are read, and once at the end of each checkpoint.
 
     Raises:
-        ArgumentError: an argument has a wrong value, or there is no such directory or shipped pair.
-        NotSupported: more than one rank.
+        ArgumentError: an argument has a wrong value, there is no such directory or shipped pair, torchrun did not start
+            as many ranks, or they do not divide what they share.
         UnsupportedDevice: torch does not see the GPU that was asked for, or the weights do not fit in its memory.
         ConfigError: a config or tokenizer file asks for what kdlab does not run, or target and drafter do not match.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
-    check_choice("experts", experts, ("tp", "ep"))
-    if check_int("ranks", ranks, minimum=1) != 1:
-        raise NotSupported("ranks", "1", ranks)
     torch_device, torch_dtype = _device(device), _dtype(dtype)
     target_dir, drafter_dir = _directories(target, drafter)
+    place = _ranks(ranks, experts, torch_device)
+    if place.size > 1:
+        torch_device = local_device(torch_device)
     # All that headers and configs can tell, before any memory is taken: reading takes minutes.
-    planned = plan_target(target_dir, device=torch_device, dtype=torch_dtype, latent_norm_eps=latent_norm_eps)
+    planned = plan_target(
+        target_dir, device=torch_device, dtype=torch_dtype, latent_norm_eps=latent_norm_eps, ranks=place
+    )
     plans: list[Planned[Any]] = [planned]
     if drafter_dir is not None:
-        plans.append(plan_drafter(drafter_dir, dtype=torch_dtype, rope_amplitude=rope_amplitude))
+        plans.append(plan_drafter(drafter_dir, dtype=torch_dtype, rope_amplitude=rope_amplitude, ranks=place))
         _check_match(planned.empty, plans[1].empty)
     check_room(sum(plan.nbytes for plan in plans), torch_device)
     loaded, *draft = (plan.read(torch_device, progress) for plan in plans)
@@ -164,6 +174,16 @@ def load_pair(
         device=torch_device,
         dtype=torch_dtype,
     )
+
+
+def _ranks(ranks: int, experts: str, device: torch.device) -> Ranks:
+    check_choice("experts", experts, EXPERT_MODES)
+    if check_int("ranks", ranks, minimum=1) == 1:
+        return ONE_RANK
+    joined = init_ranks(device, experts)
+    if joined.size != ranks:
+        raise ArgumentError("ranks", f"the {joined.size} processes that torchrun started", ranks)
+    return joined
 
 
 def _directories(target: str | Path, drafter: str | Path | None) -> tuple[Path, Path | None]:

@@ -17,8 +17,9 @@ from kdlab.kernels.reference import rms_norm
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
-from kdlab.model.layers import Part, SwiGlu, prefixed, weight, wholes
+from kdlab.model.layers import Part, SwiGlu, parts, prefixed, weight, wholes
 from kdlab.model.moe import MixtureOfExperts
+from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.reading import Planned, Progress
 from kdlab.model.target_tensors import Skipped, target_names
 from kdlab.model.visible_rows import VisibleRows
@@ -35,20 +36,27 @@ class TargetOutput:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each on a normed copy of the residual stream."""
+    """Attention and feed-forward, each on a normed copy of the residual stream; ranks add each of the two up once."""
 
     def __init__(
-        self, config: TargetConfig, layer: int, *, dtype: torch.dtype, device: torch.device | str, packed: bool
+        self,
+        config: TargetConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        packed: bool,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         super().__init__()
-        self.eps = config.rms_norm_eps
+        self.eps, self.ranks = config.rms_norm_eps, ranks
         self.input_norm = weight(config.hidden_size, dtype=dtype, device=device)
-        self.attention = LatentAttention(config, layer, dtype=dtype, device=device)
+        self.attention = LatentAttention(config, layer, dtype=dtype, device=device, ranks=ranks)
         self.post_norm = weight(config.hidden_size, dtype=dtype, device=device)
         self.mlp: MixtureOfExperts | SwiGlu = (
-            MixtureOfExperts(config, dtype=dtype, device=device, packed=packed)
+            MixtureOfExperts(config, dtype=dtype, device=device, packed=packed, ranks=ranks)
             if config.is_moe_layer(layer)
-            else SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
+            else SwiGlu(config.hidden_size, config.intermediate_size, dtype=dtype, device=device, ranks=ranks)
         )
 
     def views(self) -> dict[str, Part]:
@@ -58,16 +66,14 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> tuple[Tensor, Tensor | None]:
         """Map the residual stream x [T, D], T = S * N; also return the expert ids [T, k] of a MoE layer."""
-        x = x + self.attention(rms_norm(x, self.input_norm, self.eps), plan)
+        x = x + self.ranks.all_reduce(self.attention(rms_norm(x, self.input_norm, self.eps), plan), "attention")
         h = rms_norm(x, self.post_norm, self.eps)
-        if isinstance(self.mlp, SwiGlu):
-            return x + self.mlp(h), None
-        out, expert_ids = self.mlp(h, plan.used)
-        return x + out, expert_ids
+        out, expert_ids = (self.mlp(h), None) if isinstance(self.mlp, SwiGlu) else self.mlp(h, plan.used)
+        return x + self.ranks.all_reduce(out, "mlp"), expert_ids
 
 
 class Target(nn.Module):
-    """The whole decoder. A new one holds no values: load it, or initialise every parameter before use.
+    """The whole decoder, or one rank's slice. A new one holds no values: load it, or initialise every parameter first.
 
     Parameters want no gradient until asked (`requires_grad_()`); the code is differentiable, but no gradient flows
     through a cache, so a training step passes `cache=None`. `skipped` counts the tensors that loading left out by rule.
@@ -80,6 +86,7 @@ class Target(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         packed: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         """Make the modules.
 
@@ -88,15 +95,21 @@ class Target(nn.Module):
             dtype: of weights and activations: bfloat16, float32 or float64.
             device: of the weights.
             packed: keep the routed experts as INT4 words.
+            ranks: that share the decoder; this one's slice is made.
+
+        Raises:
+            ArgumentError: a dtype that no target has, or sizes that the ranks do not divide.
         """
         super().__init__()
         if dtype not in (torch.bfloat16, torch.float32, torch.float64):
             raise ArgumentError("dtype", "bfloat16, float32 or float64", dtype)
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.skipped = Skipped()
-        self.embedding = weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.tokens = ranks.span(config.vocab_size, name="vocab_size")
+        held = self.tokens.stop - self.tokens.start
+        self.embedding = weight(held, config.hidden_size, dtype=dtype, device=device)
         layers = nn.ModuleList(
-            DecoderLayer(config, layer, dtype=dtype, device=device, packed=packed)
+            DecoderLayer(config, layer, dtype=dtype, device=device, packed=packed, ranks=ranks)
             for layer in range(config.num_hidden_layers)
         )
         self.layers = cast("Sequence[DecoderLayer]", layers)
@@ -105,9 +118,11 @@ class Target(nn.Module):
 
     def views(self) -> dict[str, Part]:
         """Return every weight by its Hugging Face name: to load or to export."""
-        found = {f"model.{name}": part for name, part in wholes(embed_tokens=self.embedding, norm=self.norm).items()}
+        rows = self.tokens, self.config.vocab_size
+        found = {"model.embed_tokens.weight": Part.along(self.embedding, 0, *rows)}
+        found |= {"model.norm.weight": Part.whole(self.norm)}
         if self.lm_head is not None:
-            found |= wholes(lm_head=self.lm_head)
+            found |= parts(0, *rows, lm_head=self.lm_head)
         for i, layer in enumerate(self.layers):
             found |= prefixed(f"model.layers.{i}.", layer)
         return found
@@ -122,10 +137,15 @@ class Target(nn.Module):
             low, high = tokens.aminmax()
             if low < 0 or high >= self.config.vocab_size:
                 raise ArgumentError("tokens", f"0 to {self.config.vocab_size - 1}", f"{int(low)} to {int(high)}")
-        return F.embedding(tokens, self.embedding)
+        if self.ranks.size == 1:
+            return F.embedding(tokens, self.embedding)
+        own = tokens - self.tokens.start
+        elsewhere = (own < 0) | (own >= len(self.embedding))
+        rows = F.embedding(own.masked_fill(elsewhere, 0), self.embedding).masked_fill_(elsewhere[..., None], 0)
+        return self.ranks.all_reduce(rows, "embedding")
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., V] of hidden [..., D], in hidden's dtype."""
+        """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns."""
         return F.linear(hidden, self.embedding if self.lm_head is None else self.lm_head)
 
     def forward(
@@ -163,7 +183,8 @@ class Target(nn.Module):
         self._check(tokens, positions, start, mask, taps)
         tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
         x = self.embed(tokens.flatten())
-        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype, impl)
+        heads = self.layers[0].attention.num_heads
+        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype, impl, num_heads=heads)
         tapped: dict[int, Tensor] = {}
         chosen: list[Tensor] = []
         for i, layer in enumerate(self.layers):
@@ -207,7 +228,12 @@ def load_target(
 
 
 def plan_target(
-    directory: str | Path, *, device: torch.device | str, dtype: torch.dtype, latent_norm_eps: float = 1e-6
+    directory: str | Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    latent_norm_eps: float = 1e-6,
+    ranks: Ranks = ONE_RANK,
 ) -> Planned[Target]:
     """Check a Hugging Face directory from its config and headers; `read` of what comes back takes memory and reads.
 
@@ -219,8 +245,10 @@ def plan_target(
         device: of the weights.
         dtype: of weights and activations.
         latent_norm_eps: epsilon of the q_a and kv_a norms, see `TargetConfig.from_dict`.
+        ranks: that share the target; this one's slice is planned.
 
     Raises:
+        ArgumentError: the ranks do not divide what is split over them.
         ConfigError: the config asks for what kdlab does not run.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
@@ -230,7 +258,7 @@ def plan_target(
     names, skipped = target_names(checkpoint, config.num_hidden_layers)
 
     def new(place: torch.device | str) -> Target:
-        target = Target(config, dtype=dtype, device=place, packed=packed)
+        target = Target(config, dtype=dtype, device=place, packed=packed, ranks=ranks)
         target.skipped = skipped
         return target
 

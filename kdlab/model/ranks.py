@@ -1,0 +1,173 @@
+"""Ranks: the processes that share one model, which part of each tensor is whose, and what they tell one another.
+
+Attention heads, inner widths and the vocabulary are split evenly ("tensor parallel"); norms, the router, the low-rank
+projections and the latent cache stand on every rank. All ranks run the same rounds in lockstep: what is decided from a
+collective's result is decided alike everywhere.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kdlab.checks import check_choice, check_float, check_int
+from kdlab.errors import ArgumentError, NotSupported, UnsupportedDevice
+from kdlab.model.rank_watch import RankWatch
+
+EXPERT_MODES = ("tp", "ep")
+# Ranks may be minutes apart when they have read their weights; a dead rank is RankWatch's to find.
+_SLOWEST = timedelta(minutes=30)
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """One process's place among the ranks.
+
+    Attributes:
+        rank: of this process, 0..size - 1.
+        size: ranks in all.
+        experts: "tp" splits the inner width of every routed expert, "ep" gives each rank whole experts.
+        group: over which they talk; None for one rank, or for one slice of several that is timed alone.
+        calls: collectives so far by kind: "embedding", "attention", "mlp", "drafter", "head", "vocabulary".
+        watch: ends this process when another rank dies.
+    """
+
+    rank: int = 0
+    size: int = 1
+    experts: str = "tp"
+    group: dist.ProcessGroup | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    watch: RankWatch | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("experts", self.experts, EXPERT_MODES)
+        check_int("ranks", self.size, minimum=1)
+        check_int("rank", self.rank, minimum=0, maximum=self.size - 1)
+
+    @classmethod
+    def slice_of(cls, rank: int, size: int, experts: str = "tp") -> "Ranks":
+        """Return one rank of `size` without the others: its shapes and its work; collectives do nothing."""
+        return cls(rank, size, experts)
+
+    def span(self, total: int, unit: int = 1, *, name: str = "size") -> slice:
+        """Return this rank's equal part of `total`, in whole units.
+
+        Raises:
+            ArgumentError: the ranks do not divide it; `name` says what it is.
+        """
+        each, rest = divmod(total, self.size * unit)
+        if rest:
+            units = f" in units of {unit}" if unit > 1 else ""
+            raise ArgumentError("ranks", f"a number that divides {name} = {total}{units}", self.size)
+        return slice(self.rank * each * unit, (self.rank + 1) * each * unit)
+
+    def shared_span(self, total: int, *, name: str) -> slice:
+        """Return this rank's part of `total` heads, or the one it shares with neighbours where the ranks are more."""
+        if self.size > total and self.size % total == 0:
+            one = self.rank * total // self.size
+            return slice(one, one + 1)
+        return self.span(total, name=name)
+
+    def all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        """Add up x [...] over the ranks, in place, on the current stream; returns it, with equal bits on every rank."""
+        if self.size > 1:
+            self.calls[kind] += 1
+        if self.group is None:
+            return x
+        try:
+            dist.all_reduce(x, group=self.group)
+        except RuntimeError:
+            self._end_with_the_lost()
+            raise
+        return x
+
+    def all_gather(self, x: Tensor, kind: str) -> Tensor:
+        """Return the x [...] of every rank as [size, ...]; without a group this rank's own, size times."""
+        if self.size > 1:
+            self.calls[kind] += 1
+        if self.group is None:
+            return x.expand(self.size, *x.shape)
+        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        try:
+            _all_gather(out, x.contiguous(), group=self.group)
+        except RuntimeError:
+            self._end_with_the_lost()
+            raise
+        return out.view(self.size, *x.shape)
+
+    def join(self, x: Tensor, kind: str) -> Tensor:
+        """Return the columns [..., size * n] of all ranks' x [..., n], in the order of the ranks."""
+        if self.size == 1:
+            return x
+        return self.all_gather(x, kind).movedim(0, -2).flatten(-2)
+
+    def close(self) -> None:
+        """Take leave of the other ranks, which from now on do without this one; the group ends."""
+        if self.watch is not None:
+            self.watch.leave()
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _end_with_the_lost(self) -> None:
+        """A collective failed: leave it to the watch to find out whose fault it is, say so, and end this process."""
+        if self.watch is not None:
+            self.watch.wait_for_the_end()
+
+
+ONE_RANK = Ranks()
+
+
+def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float = 20.0) -> Ranks:
+    """Join the ranks that torchrun started: NCCL for GPUs, gloo for the CPU; again in one process, the same ranks.
+
+    Args:
+        device: "cuda" takes the GPU of the process's local rank.
+        experts: "tp" or "ep".
+        timeout: seconds without a sign of life after which a rank counts as dead and ends the others; a quarter of a
+            second more than the longest time that a process may be held up.
+
+    Raises:
+        ArgumentError: this process was not started as one of several ranks. NotSupported: a GPU by number.
+        UnsupportedDevice: fewer GPUs than ranks on this machine.
+    """
+    check_choice("experts", experts, EXPERT_MODES)
+    check_float("timeout", timeout, above=0.0)
+    chosen = local_device(device)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    if not dist.is_initialized():
+        try:
+            bound = chosen if chosen.type == "cuda" else None
+            dist.init_process_group(backend, timeout=_SLOWEST, device_id=bound)
+        except ValueError as error:  # one of torchrun's environment variables is missing
+            expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
+            raise ArgumentError("ranks", expected, "one process alone") from error
+    elif dist.get_backend() != backend:
+        raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Ranks(rank, size, experts, dist.group.WORLD, watch=RankWatch.of_process(rank, size, timeout))
+
+
+def local_device(device: torch.device | str) -> torch.device:
+    """Return the device of this process's local rank: "cuda" becomes its own GPU, the CPU is everybody's.
+
+    Raises:
+        NotSupported: a GPU by number, which would be every rank's. UnsupportedDevice: there is no such GPU.
+    """
+    asked = torch.device(device)
+    if asked.type != "cuda":
+        return asked
+    if asked.index is not None:
+        raise NotSupported("device", "'cuda' with several ranks: each takes its local rank's GPU", repr(str(device)))
+    try:
+        index = dist.get_node_local_rank()
+    except RuntimeError as error:  # no LOCAL_RANK
+        expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
+        raise ArgumentError("ranks", expected, "one process alone") from error
+    if index >= torch.cuda.device_count():
+        raise UnsupportedDevice(f"local rank {index}: this machine has {torch.cuda.device_count()} GPUs")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
