@@ -17,12 +17,14 @@ _COLOURS = {
     "cuda": theme.BLUE, "wgmma": theme.BLUE, "mma": theme.GREEN, "mma fixed split": theme.SKY, "flashmla": theme.PURPLE,
     "naive": theme.ORANGE, "flashmla prefix": theme.VERMILLION,
 }  # fmt: skip
-_MARKERS = {"wgmma": "o", "cuda": "o", "mma": "s", "mma fixed split": "s", "flashmla": "D", "naive": "^"}
+_MARKERS = {"wgmma": "o", "cuda": "*", "mma": "s", "mma fixed split": "s", "flashmla": "D", "naive": "^"}
 _PEER_MARKERS = ("X", "P", "v")
 _EAGER = " (eager)"
+# Wider than a point and over it: a time that just meets its goal stands where the goal stands.
 _GOAL: dict[str, Any] = {
-    "color": theme.GREY, "linestyle": "none", "marker": "_", "markersize": 11, "markeredgewidth": 2
+    "color": theme.GREY, "linestyle": "none", "marker": "_", "markersize": 14, "markeredgewidth": 2, "zorder": 5
 }  # fmt: skip
+_GOAL_TICK: dict[str, Any] = {"color": theme.GREY, "linewidth": 1.4, "linestyle": (0, (1.5, 1.0)), "zorder": 5}
 TIME_LABEL = "µs a call (median)"
 BF16_ROUNDING = 2.0**-9
 """Half a step of bfloat16 at 1: what storing the output alone costs."""
@@ -53,7 +55,7 @@ def plot_kernel_dots(
         if pd.notna(low):
             ax.plot([low, low], [place - 0.36, place + 0.36], color=theme.BLACK, linewidth=2.0, zorder=3)
         if len(goal):
-            ax.plot([goal.iloc[0]] * 2, [place - 0.36, place + 0.36], color=theme.GREY, linewidth=1.2, linestyle=":")
+            ax.plot([goal.iloc[0]] * 2, [place - 0.36, place + 0.36], **_GOAL_TICK)
         for row in arms.to_dict("records"):
             name, style = _label(row), _style(row)
             ax.plot([row["us"]], [place], linestyle="none", label=None if name in drawn else name, zorder=4, **style)
@@ -96,9 +98,7 @@ def plot_kernel_growth(
     axes[0].set_ylabel(TIME_LABEL)
     entries["bound of this card"] = Line2D([], [], color=theme.BLACK, linestyle=":", linewidth=1.6)
     if any(table["goal_us"].notna().any() for table in panels.values()):
-        entries["goal"] = Line2D(
-            [], [], color=theme.GREY, linestyle="none", marker="_", markersize=11, markeredgewidth=2
-        )
+        entries["goal"] = Line2D([], [], **_GOAL)
     theme.add_figure_heading(figure, title, entries, num_columns=4)
     theme.add_figure_caption(figure, provenance, notes)
     return figure
@@ -198,9 +198,7 @@ def _draw_growth(ax: Axes, table: pd.DataFrame, x: str, name: str) -> dict[str, 
     bounds = table.drop_duplicates(x).sort_values(x)
     ax.plot(bounds[x], bounds["floor_us"], color=theme.BLACK, linestyle=":", linewidth=1.6, zorder=3)
     goals = table[table["goal_us"].notna()]
-    ax.plot(
-        goals[x], goals["goal_us"], color=theme.GREY, linestyle="none", marker="_", markersize=11, markeredgewidth=2
-    )
+    ax.plot(goals[x], goals["goal_us"], **_GOAL)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     places = sorted(set(table[x]))
@@ -229,7 +227,7 @@ def _cases(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _bound_entries(ax: Axes, *, goals: bool) -> None:
     ax.plot([], [], color=theme.BLACK, linewidth=2.0, label="bound of this card")
     if goals:
-        ax.plot([], [], color=theme.GREY, linewidth=1.2, linestyle=":", label="goal")
+        ax.plot([], [], label="goal", **_GOAL_TICK)
 
 
 def _label(row: Mapping[str, Any] | pd.Series) -> str:
@@ -237,8 +235,13 @@ def _label(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def _style(row: Mapping[str, Any] | pd.Series) -> dict[str, Any]:
-    """kdlab's own arms in colour; peers in grey and with other marks, FlashMLA's in its own colour."""
+    """kdlab's own arms in colour; peers in grey and with other marks, FlashMLA's in its own colour; eager calls hollow."""
     name = str(row["impl"])
     own_marker = _MARKERS.get(name, "o")
     marker = own_marker if row["own"] else _PEER_MARKERS[sum(map(ord, name)) % len(_PEER_MARKERS)]
-    return {"color": _COLOURS.get(name, theme.GREY), "marker": marker, "markersize": 6.0, "markeredgecolor": "white"}
+    size = 10.0 if marker == "*" else 6.0  # a star fills less of its box
+    colour = _COLOURS.get(name, theme.GREY)
+    inside, edge = ("white", colour) if row.get("mode") == "eager" else (colour, "white")
+    return {
+        "color": colour, "marker": marker, "markersize": size, "markerfacecolor": inside, "markeredgecolor": edge
+    }  # fmt: skip
