@@ -235,7 +235,7 @@ def _label(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def _style(row: Mapping[str, Any] | pd.Series) -> dict[str, Any]:
-    """kdlab's own arms in colour; peers in grey and with other marks, FlashMLA's in its own colour; eager calls hollow."""
+    """kdlab's own arms in colour; peers in grey with other marks, FlashMLA's in its own; eager calls hollow."""
     name = str(row["impl"])
     own_marker = _MARKERS.get(name, "o")
     marker = own_marker if row["own"] else _PEER_MARKERS[sum(map(ord, name)) % len(_PEER_MARKERS)]
