@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kdlab.cli.model_fit import run_doctor_model
 from kdlab.cli.output import print_json
 
 MINIMUM_PYTHON = (3, 11)
@@ -29,7 +30,9 @@ _ROW = re.compile(r"\| `(?P<name>[^`]+)` \|.*\| `(?P<sha256>[0-9a-f]{64})` \|")
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print what `inspect_machine` finds; status 1 when kdlab cannot run here."""
+    """Print what `inspect_machine` finds, or `inspect_model` of a model; status 1 when it cannot run here."""
+    if arguments.model is not None:
+        return run_doctor_model(arguments)
     facts = inspect_machine()
     if arguments.json:
         print_json(facts)

@@ -68,7 +68,20 @@ def _add_verb(
 
 def _add_doctor(verbs: Any) -> None:
     text = "Say what this machine has, whether the shipped data is whole, and whether kdlab can run."
-    _add_verb(verbs, "doctor", doctor.run_doctor, text, "kdlab doctor\nkdlab doctor --json")
+    examples = """
+        kdlab doctor
+        kdlab doctor --json
+        kdlab doctor --model Kimi-K2.6 --drafter Kimi-K2.6-DFlash --context 131072
+    """
+    parser = _add_verb(verbs, "doctor", doctor.run_doctor, text, examples)
+    model = "say instead whether this checkpoint fits on the GPUs here, and how many ranks it needs; reads no weights"
+    parser.add_argument("--model", metavar="DIR", help=model)
+    parser.add_argument("--drafter", metavar="DIR", help="with --model: a DFlash checkpoint directory")
+    tokens = "tokens of each stream in the caches (default: %(default)s)"
+    parser.add_argument("--context", type=int, default=32768, metavar="N", help=tokens)
+    parser.add_argument("--streams", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
+    parser.add_argument("--gpu-gib", type=float, metavar="GIB", help="as if the GPUs had so much memory")
 
 
 def _add_generate(verbs: Any) -> None:

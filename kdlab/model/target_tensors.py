@@ -9,6 +9,7 @@ from kdlab.model.reading import check_parts, read_parts
 
 PREFIX = "language_model."
 VISION = ("vision_tower.", "mm_projector.")
+_LAYERS = "model.layers."
 # A layer past the last one that lacks it is no multi-token prediction: the config says too few layers.
 _MTP = "eh_proj.weight"
 
@@ -52,7 +53,7 @@ def target_names(checkpoint: Checkpoint, num_layers: int) -> tuple[dict[str, str
         plain = name.removeprefix(PREFIX)
         if name.startswith(VISION):
             vision += 1
-        elif (layer := _layer(plain)) >= num_layers and f"model.layers.{layer}.{_MTP}" in plain_names:
+        elif (layer := _layer(plain)) >= num_layers and f"{_LAYERS}{layer}.{_MTP}" in plain_names:
             mtp += 1
         elif plain in stored:
             places = f"{checkpoint.where(stored[plain])} or {checkpoint.where(name)}"
@@ -64,5 +65,5 @@ def target_names(checkpoint: Checkpoint, num_layers: int) -> tuple[dict[str, str
 
 def _layer(name: str) -> int:
     """Return the layer number in `model.layers.N.…`, -1 for other names."""
-    parts = name.split(".")
-    return int(parts[2]) if parts[:2] == ["model", "layers"] and len(parts) > 3 and parts[2].isdecimal() else -1
+    number, dot, _ = name.removeprefix(_LAYERS).partition(".")
+    return int(number) if dot and name.startswith(_LAYERS) and number.isdecimal() else -1
