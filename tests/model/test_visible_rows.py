@@ -66,3 +66,14 @@ def test_wrong_forms_are_refused():
         forward(VisibleRows(tree.ancestors.expand(2, -1, -1), tree.num_nodes))
     with pytest.raises(UnsupportedDevice, match="needs a latent cache on a CUDA GPU"):
         forward(tree.ancestor_mask().expand(2, -1, -1), impl="wgmma")
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 130])
+def test_a_causal_chunk_is_its_triangle(rows):
+    counts = torch.tensor([rows, rows // 2, 0], dtype=torch.int32)
+    triangle = torch.ones(rows, rows, dtype=torch.bool).tril()
+    used = torch.arange(rows) < counts[:, None]
+    packed = VisibleRows.causal(counts, rows)
+    assert torch.equal(packed.ancestors[0], VisibleRows.from_mask(triangle[None]).ancestors[0])
+    assert packed.ancestors.is_contiguous()
+    assert torch.equal(packed.mask(), triangle & used[:, :, None])
