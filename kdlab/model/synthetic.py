@@ -50,7 +50,7 @@ _TINY_TEXT = {
 }  # fmt: skip
 _TINY_DRAFTER = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8, "intermediate_size": 32}
 SCALES = {
-    "tiny": Scale(_TINY_TEXT, _TINY_DRAFTER, Vision(16, 32, 4, 4, num_attention_heads=2)),
+    "tiny": Scale(_TINY_TEXT, _TINY_DRAFTER, Vision(32, 32, 4, 4, num_attention_heads=2)),
     "full": Scale({}, {}, Vision(1152, 4304, 64, 64, num_attention_heads=16)),
 }
 """tiny: all layers, experts and names in 75 MB. full: the published shapes, 554 GiB with all 61 layers."""
