@@ -1,53 +1,129 @@
-"""Several ranks over gloo decode what one rank decodes: tokens, trees, paths and experts, for both splits of experts."""
+"""Several ranks over gloo decode what one rank decodes: tokens, trees, paths and experts, however experts are split."""
 
+import os
+import signal
+import time
 from collections import Counter
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
 import kdlab
+from kdlab.decode.decoding import start
 from kdlab.model.ranks import Ranks
+from tests.decode.test_lossless import teacher_forced
 from tests.pairs import golden_prompts, tiny_pair
 from tests.rank_processes import run_ranks, values_of
 
 CASES = {
     "tree": dict(budget=15, record_experts=True),
-    "tree at 0.8, top-p": dict(budget=9, temperature=0.8, top_p=0.9, seed=3, streams=2),
+    "tree at 0.8, top-p": dict(budget=9, temperature=0.8, top_p=0.9, seed=3, streams=1),
     "chain at 1.0": dict(method="chain", temperature=1.0, seed=2**40),
-    "ar": dict(method="ar", streams=1),
+    "ar": dict(method="ar"),
 }
-SPLITS = [("tp", 2), ("ep", 2), ("tp", 4), ("ep", 4)]
-NUM_TOKENS = 16
+SPLITS = {("tp", 2): CASES, ("ep", 2): ("tree", "tree at 0.8, top-p")}
+SPLITS |= {("tp", 4): SPLITS["ep", 2], ("ep", 4): SPLITS["ep", 2]}
+NUM_TOKENS = 12
+PATIENCE_S = 3.0
 
 
-def decode(pair, name, prompts):
-    run = kdlab.generate(pair, prompts, max_new_tokens=NUM_TOKENS, **CASES[name])
+def decode(pair, name):
+    run = kdlab.generate(pair, golden_prompts()[:2], max_new_tokens=NUM_TOKENS, **CASES[name])
     return run.output_ids, [[as_plain(record) for record in records] for records in run.rounds]
 
 
 def as_plain(record):
     tree, experts = record.tree, record.expert_ids
-    fields = {name: getattr(tree, name).tolist() for name in ("token", "parent", "depth", "rank", "num_nodes")}
-    fields |= dict(start=record.anchor_position, path=record.path, bonus=record.bonus, logp=tree.logp.tolist())
+    fields = {name: getattr(tree, name).tolist() for name in ("token", "parent", "depth", "rank", "num_nodes", "logp")}
+    fields |= dict(start=record.anchor_position, path=record.path, bonus=record.bonus)
     return fields | dict(targets=record.target_tokens.tolist(), experts=None if experts is None else experts.tolist())
 
 
-def decode_on_rank(rank, size, experts, dtype, cases):
-    pair = kdlab.load_pair("tiny", ranks=size, experts=experts, dtype=dtype)
-    found = {name: decode(pair, name, golden_prompts()[:3]) for name in cases}
-    pair.ranks.close()
-    return found
-
-
 @cache
-def one_rank(dtype, name):
-    return decode(tiny_pair(dtype), name, golden_prompts()[:3])
+def on_one_rank(dtype, name):
+    return decode(tiny_pair(dtype), name)
+
+
+def on_every_rank(rank, size, experts, dtype, cases):
+    """Rounds of each case, the collectives of one round of each, and the first case without a sum it needs."""
+    pair = kdlab.load_pair("tiny", ranks=size, experts=experts, dtype=dtype)
+    found = {name: decode(pair, name) for name in cases}
+    calls = {name: calls_of_a_round(pair, name) for name in cases}
+    broken = type(pair.ranks).all_reduce
+    Ranks.all_reduce = lambda self, x, kind: x if kind == "mlp" else broken(self, x, kind)
+    wrong = decode(pair, "tree")
+    Ranks.all_reduce = broken
+    pair.ranks.close()
+    return found, calls, wrong
+
+
+def calls_of_a_round(pair, name):
+    engine = start(pair, golden_prompts()[:2], max_new_tokens=NUM_TOKENS, **CASES[name])
+    pair.ranks.calls.clear()
+    engine.step()
+    return pair.ranks.calls.copy()
 
 
 @pytest.mark.parametrize(("experts", "size"), SPLITS)
-def test_ranks_decode_the_same_rounds_in_float64(experts, size, tmp_path):
-    for rank, found in enumerate(values_of(run_ranks(size, decode_on_rank, size, experts, "float64", CASES, folder=tmp_path))):
-        for name in CASES:
-            assert found[name] == one_rank("float64", name), (rank, name)
+def test_rounds_are_those_of_one_rank_in_float64(experts, size, tmp_path):
+    cases = SPLITS[experts, size]
+    ended = run_ranks(size, on_every_rank, size, experts, "float64", tuple(cases), folder=tmp_path)
+    for rank, (found, calls, wrong) in enumerate(values_of(ended)):
+        for name in cases:
+            assert found[name] == on_one_rank("float64", name), (rank, name)
+            assert calls[name] == expected_calls(name), name
+        assert wrong != on_one_rank("float64", "tree")
+
+
+def expected_calls(name):
+    """Two sums a target layer; two embeddings, of block and tree; a message a head, and its mass with top-p."""
+    target, drafter = tiny_pair("float64").target.config, tiny_pair("float64").drafter.config
+    layers = target.num_hidden_layers
+    calls = Counter(attention=layers, mlp=layers, embedding=1, head=2 if "top-p" in name else 1)
+    if name != "ar":  # two sums a layer, and the feature's parts
+        calls += Counter(drafter=2 * drafter.num_hidden_layers + 1, embedding=1, head=1)
+    return calls
+
+
+def test_float32_follows_the_near_tie_rule(tmp_path):
+    ended = run_ranks(2, on_every_rank, 2, "tp", "float32", ("tree",), folder=tmp_path)
+    outputs = [found["tree"][0] for found, _, _ in values_of(ended)]
+    assert outputs[0] == outputs[1]
+    pair = tiny_pair("float64")
+    for prompt, output_ids in zip(golden_prompts()[:2], outputs[0], strict=True):
+        prompt_ids = pair.tokenizer.encode(prompt)
+        logits = teacher_forced(pair, prompt_ids + output_ids)[len(prompt_ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output_ids)[:, None])[:, 0]
+        assert (logits.amax(1) - chosen).max() <= 1e-3
+
+
+def lose_rank_1(rank, how):
+    """Decode, but rank 1 is gone in the middle of a round, before the sum of a layer."""
+    pair = kdlab.load_pair("tiny", ranks=2)
+    pair.ranks.watch.patience_s = PATIENCE_S
+    engine = start(pair, golden_prompts()[:1], max_new_tokens=NUM_TOKENS)
+    engine.step()
+    sums, whole = [], Ranks.all_reduce
+
+    def last_sum(self, x, kind):
+        sums.append(kind)
+        if self.rank == 1 and sums.count("mlp") == 2:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("no room")
+        return whole(self, x, kind)
+
+    Ranks.all_reduce = last_sum
+    while not engine.done:
+        engine.step()
+
+
+@pytest.mark.parametrize(("how", "exitcode"), [("killed", -signal.SIGKILL), ("raised", 3)])
+def test_a_lost_rank_ends_the_others_with_its_name(how, exitcode, tmp_path):
+    began = time.monotonic()
+    other, lost = run_ranks(2, lose_rank_1, how, folder=tmp_path)
+    assert lost.exitcode == exitcode
+    assert other.exitcode == 1
+    assert "rank 1 gave no sign of life for 3 s: killed, or ended by an error; rank 0 ends too" in other.said
+    assert time.monotonic() - began < 60
