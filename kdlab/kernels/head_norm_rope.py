@@ -119,8 +119,8 @@ def head_norm_rope_cost(num_rows: int, num_heads: int, head_dim: int, itemsize: 
 
 def _check(x: Tensor, floats: dict[str, Tensor], tables: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
     head_dim = x.shape[-1]
-    if 0 in x.shape or head_dim % 2 or not x.is_floating_point():
-        raise ShapeError("x", "floats, no empty dimension, an even last axis", f"{x.dtype} {list(x.shape)}")
+    if 0 in x.shape[2:] or head_dim % 2 or not x.is_floating_point():
+        raise ShapeError("x", "heads of floats, an even number each", f"{x.dtype} {list(x.shape)}")
     for name, tensor in floats.items():
         if name.endswith("weight"):
             check_shape(name, tensor, [head_dim])
@@ -180,6 +180,8 @@ def _head_norm_rope(
 ) -> Tensor:
     num_streams, num_rows, num_heads, head_dim = x.shape
     y = x.new_empty(x.shape)
+    if y.numel() == 0:
+        return y
     kernel(build(head_dim, x.dtype), "head_norm_rope", x.device).launch(
         (-(-num_heads // _WARPS), num_rows, num_streams),
         32 * _WARPS,
@@ -209,6 +211,8 @@ def _append_context(
     eps: float,
 ) -> None:
     num_streams, num_rows, num_heads, head_dim = k.shape
+    if 0 in (num_streams, num_rows):
+        return
     strides = (*k.stride()[:2], *v.stride()[:2], keys.stride(0))
     kernel(build(head_dim, k.dtype), "append_context", k.device).launch(
         (-(-2 * num_heads // _WARPS), num_rows, num_streams),

@@ -17,9 +17,10 @@ class DraftContext:
 
     Attributes:
         keys: [layers, S, P + 1, G, d] float, normed and rotated, of G key heads of width d. Row P is a bin for rows
-            that must not be kept: which rows those are is known on the device only.
+            that must not be kept: which rows those are is known on the device only, and plain torch has to put them
+            somewhere.
         values: [layers, S, P + 1, G, d] float.
-        length: [S] i64, rows written in each stream.
+        length: [S] i64, rows written in each stream; kept on the CPU, where starts are checked against it.
         cos: [P + b, d/2] f32 by absolute position, as far as a block of b slots can reach; sin alike.
         sin: [P + b, d/2] f32.
     """
@@ -74,48 +75,29 @@ class DraftContext:
         one = slice(index, index + 1)
         return replace(self, keys=self.keys[:, one], values=self.values[:, one], length=self.length[one])
 
-    def rope_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [..., 1, d/2] f32 (one axis for the heads), at `positions` [...] int."""
-        return self.cos[positions][..., None, :], self.sin[positions][..., None, :]
-
-    def rows_for(self, start: Tensor, count: Tensor, num_rows: int) -> Tensor:
-        """Return where `num_rows` new rows of each stream go, and count them as written.
+    def advance(self, start: Tensor, count: Tensor, num_rows: int) -> None:
+        """Count rows that are about to be written; values are looked at on the CPU only, as a GPU would have to wait.
 
         Args:
             start: [S] int, absolute position of the first new row.
-            count: [S] int, how many of the rows are real; the others go to the bin.
+            count: [S] int, how many of the rows are real; the others are not kept.
             num_rows: rows offered in each stream.
-
-        Returns:
-            [S, num_rows] i64 row indices of `keys` and `values`.
 
         Raises:
             ShapeError: start or count are not [S].
-            ArgumentError: (values on the CPU only: reading them would stall a GPU) a count is outside 0..num_rows, the
-                rows do not fit, or they would leave a gap after the rows written so far.
+            ArgumentError: a count is outside 0..num_rows, the rows do not fit, or they would leave a gap after the rows
+                written so far.
         """
         check_shape("start", start, (self.num_streams,))
         check_shape("count", count, (self.num_streams,))
-        start, count = start.long(), count.long()
-        end = start + count
         if start.device.type == "cpu":
             self._check_rows(start, count, num_rows)
-        row = torch.arange(num_rows, device=start.device)
-        rows = torch.where(row < count[:, None], start[:, None] + row, self.max_positions)
-        self.length.copy_(torch.where(count > 0, end, self.length))
-        return rows
+            self.length.copy_(torch.where(count > 0, start + count, self.length))
 
-    def num_visible(self, start: Tensor) -> int:
-        """Return how many leading rows a draft from `start` [S] int has to look at, at most `max_positions`.
-
-        Raises:
-            ArgumentError: (CPU only) a start is negative, or past the rows that its stream holds.
-        """
-        if start.device.type != "cpu":
-            return self.max_positions
-        if bool(((start < 0) | (start > self.length)).any()):
+    def check_start(self, start: Tensor) -> None:
+        """Raise ArgumentError where a start [S] int is negative, or past the rows that its stream holds (CPU only)."""
+        if start.device.type == "cpu" and bool(((start < 0) | (start > self.length)).any()):
             raise ArgumentError("start", f"0 to the context's lengths {self.length.tolist()}", start.tolist())
-        return int(start.max())
 
     def _check_rows(self, start: Tensor, count: Tensor, num_rows: int) -> None:
         if bool(((count < 0) | (count > num_rows)).any()):

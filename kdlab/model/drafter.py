@@ -13,9 +13,10 @@ from kdlab.checks import check_float, check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError, ConfigError
 from kdlab.kernels.reference import rms_norm
+from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.drafter_layers import BlockView, DraftLayer
+from kdlab.model.drafter_layers import DraftLayer
 from kdlab.model.layers import Part, parts, prefixed, weight, wholes
 from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.reading import Planned, Progress
@@ -103,18 +104,16 @@ class Drafter(nn.Module):
 
         Raises:
             ShapeError: a shape does not fit.
-            ArgumentError: see `DraftContext.rows_for`.
+            ArgumentError: see `DraftContext.advance`.
         """
         check_shape("taps", taps, (context.num_streams, "n", self.fc.shape[1]))
-        rows = context.rows_for(start, count, taps.shape[1])
-        features = self.ranks.join(linear(taps, self.fc), "drafter")
-        features = rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
-        cos, sin = context.rope_at(rows)
-        stream = torch.arange(context.num_streams, device=rows.device)[:, None]
-        for layer, module in enumerate(self.layers):
-            keys, values = module.attention.context_rows(features, cos, sin)
-            context.keys[layer][stream, rows] = keys
-            context.values[layer][stream, rows] = values
+        start, count = start.int(), count.int()
+        context.advance(start, count, taps.shape[1])
+        with stage("draft context"):
+            features = self.ranks.join(linear(taps, self.fc), "drafter")
+            features = rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
+            for module in self.layers:
+                module.attention.extend(context, features, start, count)
 
     def forward(self, block: Tensor, start: Tensor, context: DraftContext) -> Tensor:
         """Draft one block in each stream; slot i of the result predicts the token at absolute position start + i.
@@ -129,20 +128,19 @@ class Drafter(nn.Module):
 
         Raises:
             ShapeError: the block is not as wide as the drafter's, or the streams do not match.
-            ArgumentError: see `DraftContext.num_visible`.
+            ArgumentError: see `DraftContext.check_start`.
         """
         check_shape("block", block, ("S", self.config.block_size, self.config.hidden_size))
         check_shape("start", start, (block.shape[0],))
         if context.num_streams not in (1, block.shape[0]):
             raise ArgumentError("context", f"1 or {block.shape[0]} streams", context.num_streams)
-        view = BlockView.of(start.long(), block.shape[1], context)
-        masks: dict[tuple[int | None, bool], Tensor] = {}
+        context.check_start(start)
+        start = start.int()
         hidden = block
-        for module, kind in zip(self.layers, zip(self.config.sliding, self.config.causal, strict=True), strict=True):
-            if kind not in masks:
-                masks[kind] = view.mask(*kind)
-            hidden = module(hidden, view, masks[kind])
-        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        for module in self.layers:
+            hidden = module(hidden, context, start)
+        with stage("draft layers"):
+            return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
 
 def load_drafter(

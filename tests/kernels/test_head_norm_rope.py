@@ -74,6 +74,11 @@ def new_case(dtype, starts=(0, 30, 7), counts=(5, 0, 3), *, n=5, heads=4, kv_hea
     return Case(*floats, cos, sin, start, count, *(t.to(dtype) for t in past), kv_heads)
 
 
+def empty(case):
+    """The same without any row."""
+    return replace(case, rows=case.rows[:, :0])
+
+
 def expected_heads(case):
     """Oracle: one head after the other."""
     out = case.rows[:, :, : -case.kv_heads].clone()
@@ -117,13 +122,16 @@ def test_auto_on_the_cpu_is_the_reference(dtype):
     case = new_case(dtype)
     assert torch.equal(case.heads(), expected_heads(case))
     assert_same(case.append(), expected_context(case), slice(0, -1))  # the last row is the bin
+    assert empty(case).heads().shape[1] == 0
+    assert_same(empty(case).append(), (case.keys, case.values))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (dict(x=torch.zeros(3, 5, 6)), ShapeError, "x"),
-        (dict(x=torch.zeros(3, 0, 6, 16)), ShapeError, "no empty"),
+        (dict(x=torch.zeros(3, 5, 0, 16), num_queries=0), ShapeError, "heads of floats"),
+        (dict(x=torch.zeros(3, 5, 6, 15)), ShapeError, "even number"),
         (dict(q_weight=torch.zeros(8)), ShapeError, "q_weight"),
         (dict(k_weight=torch.zeros(16).half()), ShapeError, "as the rows"),
         (dict(cos=torch.zeros(45, 16)), ShapeError, "cos"),
@@ -203,6 +211,8 @@ def test_kernel_against_float64(dtype, dim):
     assert_faults_are_found(heads.cpu(), expected_heads(case.map(Tensor.double)), expected_heads(case))
     with pytest.raises(AssertionError):
         assert_right(replace(case, start=case.start + 1), (heads, on_gpu.append("cuda")))
+    assert empty(on_gpu).heads("cuda").shape[1] == 0
+    assert_same(empty(on_gpu).append("cuda"), (on_gpu.keys, on_gpu.values))
 
 
 @gpu
