@@ -7,6 +7,7 @@ layer's part, are then chained into one graph. What is launched outside of all s
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,9 @@ class _Recorder:
         if self.graph is None:
             return
         graph, self.graph = self.graph, None
-        graph.capture_end()
+        self.segments.kept.append(graph)  # the pool lives as long as a graph that used it, an empty one included
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # "The CUDA Graph is empty"
+            graph.capture_end()
         if _num_nodes(graph):
             graph.instantiate()
             graph.replay()
@@ -95,7 +98,7 @@ def record_segments(call: Callable[[], object]) -> Segments:
         with torch.cuda.stream(torch.cuda.Stream()), observed(recorder):
             recorder.begin(OTHER)
             try:
-                segments.kept.append(call())
+                segments.kept.insert(0, call())
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the capture has failed too, and would hide why
                     recorder.end()
