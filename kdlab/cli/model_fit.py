@@ -9,6 +9,7 @@ from kdlab.cli.output import print_json, print_table
 ASSUMED_GPU = ("an H200", 139.8)
 """Without a GPU here, what the answer is given for: name and GiB."""
 GIB = 1 << 30
+_SHOWN = 3
 
 
 def run_doctor_model(arguments: argparse.Namespace) -> int:
@@ -58,7 +59,8 @@ def inspect_model(arguments: argparse.Namespace) -> dict[str, Any]:
 def _verdict(problems: list[str], needed: int | None, count: int, gpu: str | None, memory: int) -> str:
     size = f"{memory / GIB:.1f} GiB"
     if problems:
-        return "does not load: " + "; ".join(problems)
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        return "does not load: " + "; ".join(problems[:_SHOWN]) + more
     if needed is None:
         return f"does not fit in GPUs of {size} with any number of ranks that divides it"
     ranks = "1 rank" if needed == 1 else f"{needed} ranks"

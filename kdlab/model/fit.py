@@ -10,12 +10,13 @@ import torch
 from kdlab.checks import check_int
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.config_fields import read_json_object
-from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.errors import ArgumentError, CheckpointError, UnsupportedDevice
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import INDEX, SINGLE, weight_map
 from kdlab.model.drafter import Drafter
 from kdlab.model.ranks import Ranks
 from kdlab.model.reading import stored_names
+from kdlab.model.shard import Shard
 from kdlab.model.target import Target
 from kdlab.model.target_tensors import PREFIX, VISION
 
@@ -95,7 +96,7 @@ def ranks_needed(table: Sequence[RankBytes], gpu_bytes: int) -> int | None:
 
 
 def inspect_index(directory: str | Path, target: TargetConfig) -> dict[str, Any]:
-    """Compare the index with the names that the config asks for, and with the files that are there.
+    """Compare the index with the names that the config asks for, and read the headers of the files that are there.
 
     Returns:
         `tensors`, `vision_tensors` and `tensor_bytes` as the index states them, None without one; `files`, `files_here`
@@ -117,11 +118,20 @@ def inspect_index(directory: str | Path, target: TargetConfig) -> dict[str, Any]
             "tensor_bytes": metadata.get("total_size") if isinstance(metadata, dict) else None,
         }
     here = [folder / name for name in files if (folder / name).is_file()]
-    nbytes = sum(path.stat().st_size for path in here)
-    if len(here) == len(files) and nbytes < (facts["tensor_bytes"] or 0):
-        problems.append(f"the files hold {nbytes} bytes of {facts['tensor_bytes']}: one is cut short")
-    sizes = {"files": len(files), "files_here": len(here), "file_bytes": nbytes}
-    return facts | sizes | {"problems": problems}
+    sizes = {
+        "files": len(files),
+        "files_here": len(here),
+        "file_bytes": sum(path.stat().st_size for path in here),
+    }
+    return facts | sizes | {"problems": problems + [line for path in here for line in _broken(path)]}
+
+
+def _broken(path: Path) -> list[str]:
+    try:
+        Shard(path)
+    except CheckpointError as error:
+        return [str(error)]
+    return []
 
 
 def _differences(index: Mapping[str, str], target: TargetConfig) -> list[str]:

@@ -1,0 +1,286 @@
+"""Reading: each rank its slices, little host memory, nothing allocated before every header is checked."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kdlab
+from kdlab.errors import ArgumentError, CheckpointError, ConfigError, UnsupportedDevice
+from kdlab.model import fit, pair, reading
+from kdlab.model.checkpoint import Checkpoint, checkpoint_sha256
+from kdlab.model.drafter import plan_drafter
+from kdlab.model.layers import Part
+from kdlab.model.ranks import Ranks
+from kdlab.model.reading import Planned, check_parts, read_parts
+from kdlab.model.target import load_target, plan_target
+from kdlab.model.target_tensors import target_names
+from tests.model.synthetics import INDEX, WIDE, damaged, shard_of, write_pair
+
+EXPERT = "language_model.model.layers.2.mlp.experts.5.down_proj"
+NORM = "language_model.model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("reading"), changes=WIDE)
+
+
+def rank_parts(directory, rank, size, experts, *, packed=True):
+    """The parts of one rank as a GPU holds them, read on the CPU; and the bytes that were read."""
+    place = "cuda" if packed else "cpu"
+    ranks = Ranks.slice_of(rank, size, experts)
+    planned = plan_target(directory, device=place, dtype=torch.bfloat16, ranks=ranks)
+    seen = []
+    return planned.read("cpu", seen.append).views(), seen[-1].total_bytes
+
+
+@pytest.mark.parametrize("experts", ["tp", "ep"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_slices_of_all_ranks_are_the_whole(folders, experts, packed):
+    whole, all_bytes = rank_parts(folders[0], 0, 1, experts, packed=packed)
+    pieces = [rank_parts(folders[0], rank, 4, experts, packed=packed) for rank in range(4)]
+    for name, part in whole.items():
+        found = torch.full_like(part.view, 77)
+        for views, _ in pieces:
+            assert views[name].shape == part.shape
+            found[views[name].index] = views[name].view
+        assert torch.equal(found, part.view), name
+    assert all(nbytes < 0.5 * all_bytes for _, nbytes in pieces)
+    replicated = sum(nbytes for _, nbytes in pieces) - all_bytes
+    assert 0 < replicated < 3 * sum(p.view.nbytes for n, p in whole.items() if ".mlp.experts." not in n)
+
+
+def test_a_slice_of_another_rank_is_not_the_whole(folders):
+    """The broken twin of the test above: ranks that all read the first slice."""
+    whole, _ = rank_parts(folders[0], 0, 1, "tp")
+    first, _ = rank_parts(folders[0], 0, 4, "tp")
+    other, _ = rank_parts(folders[0], 1, 4, "tp")
+    name = EXPERT.removeprefix("language_model.") + ".weight_packed"
+    assert not torch.equal(whole[name].view[other[name].index], first[name].view)
+
+
+CHANGES = {
+    "norm, shape": (NORM, lambda t: t[:-1].clone(), "expected shape [64], got [63]"),
+    "norm, dtype": (NORM, lambda t: t.int(), "expected dtype"),
+    "words, shape": (EXPERT + ".weight_packed", lambda t: t[:-1].clone(), "expected shape [64, 16], got [63, 16]"),
+    "words, dtype": (EXPERT + ".weight_packed", lambda t: t.long(), "expected dtype torch.int32, got torch.int64"),
+    "scale, shape": (EXPERT + ".weight_scale", lambda t: t[:, :-1].clone(), "expected shape [64, 4], got [64, 3]"),
+    "scale, dtype": (EXPERT + ".weight_scale", lambda t: t.float(), "expected dtype torch.bfloat16"),
+    "weight_shape, shape": (EXPERT + ".weight_shape", lambda t: t[:1].clone(), "expected shape [2], got [1]"),
+    "weight_shape, dtype": (EXPERT + ".weight_shape", lambda t: t.short(), "expected dtype torch.int32 or torch.int64"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_wrong_header_is_found_before_memory_is_taken(case, folders, tmp_path):
+    name, change, message = CHANGES[case]
+    shard = shard_of(folders[0], name)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors | {name: change(tensors[name])})
+    with pytest.raises(CheckpointError) as caught:
+        plan_target(tmp_path, device="cuda", dtype=torch.bfloat16)
+    assert f"{tmp_path / shard}: {name}: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_wrong_weight_shape_is_named(place, folders, tmp_path):
+    name = EXPERT + ".weight_shape"
+    shard = shard_of(folders[0], name)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors | {name: tensors[name].flip(0)})
+    with pytest.raises(CheckpointError) as caught:
+        plan_target(tmp_path, device=place, dtype=torch.bfloat16).read("cpu")
+    assert f"{tmp_path / shard}: {name}: expected the integers [64, 128], got [128, 64]" in str(caught.value)
+
+
+def test_int64_shapes_of_newer_compressed_tensors_are_read(folders, tmp_path):
+    shard = shard_of(folders[0], NORM)
+    damaged(folders[0], tmp_path, shard, lambda t: {n: x.long() if n.endswith("_shape") else x for n, x in t.items()})
+    ours, theirs = (load_target(d, device="cpu", dtype=torch.float32).views() for d in (tmp_path, folders[0]))
+    assert all(torch.equal(part.view, theirs[name].view) for name, part in ours.items())
+
+
+def test_missing_and_unknown_tensors_are_named_with_their_shards(folders, tmp_path):
+    shard = shard_of(folders[0], NORM)
+
+    def change(tensors):
+        del tensors[NORM]
+        return tensors | {EXPERT + ".bias": torch.zeros(1)}
+
+    damaged(folders[0], tmp_path, shard, change)
+    with pytest.raises(CheckpointError) as caught:
+        load_target(tmp_path, device="cpu", dtype=torch.float32)
+    missing = f"missing tensors: {NORM.removeprefix('language_model.')} (others of its layer are in {shard})"
+    assert f"{missing}; unknown tensors: {EXPERT}.bias in {shard}" in str(caught.value)
+
+
+def test_index_and_shards_that_disagree(folders, tmp_path):
+    shard = shard_of(folders[0], NORM)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"][NORM] = "model-00001-of-000006.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tmp_path)
+    assert f"{NORM} (index: model-00001-of-000006.safetensors; found: {shard})" in str(caught.value)
+
+
+def test_everything_is_checked_before_the_first_byte_is_read(folders, tmp_path, monkeypatch):
+    """A wrong drafter, or one of another target, is found while nothing has been made but empty modules."""
+    places, new = [], Planned.read
+
+    def read(self, device, progress=None):
+        places.append(device)
+        return new(self, device, progress)
+
+    monkeypatch.setattr(Planned, "read", read)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for file in folders[1].iterdir():
+        (bad / file.name).write_bytes(file.read_bytes())
+    (bad / "model.safetensors").write_bytes((folders[1] / "model.safetensors").read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="cut short"):
+        kdlab.load_pair(folders[0], bad)
+    config = json.loads((folders[1] / "config.json").read_text())
+    (bad / "model.safetensors").write_bytes((folders[1] / "model.safetensors").read_bytes())
+    (bad / "config.json").write_text(json.dumps(config | {"num_target_layers": 4}))
+    with pytest.raises(ConfigError, match="num_target_layers"):
+        kdlab.load_pair(folders[0], bad)
+    monkeypatch.setattr(pair, "check_room", lambda nbytes, device: fit.check_room(nbytes, torch.device("cuda", 0)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 10, 1 << 30))
+    with pytest.raises(UnsupportedDevice, match=r"of free memory for the weights.*kdlab doctor --model"):
+        kdlab.load_pair(*folders)
+    assert places == []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    kdlab.load_pair(*folders)
+    assert len(places) == 2
+
+
+def test_planned_bytes_are_those_of_the_weights(folders):
+    for planned in (
+        plan_target(folders[0], device="cpu", dtype=torch.float32),
+        plan_drafter(folders[1], dtype=torch.float32),
+    ):
+        assert planned.nbytes == sum(weight.nbytes for weight in planned.read("cpu").parameters())
+        assert all(weight.is_meta for weight in planned.empty.parameters())
+
+
+def test_progress_counts_what_is_read(folders, monkeypatch):
+    monkeypatch.setattr(reading, "_REPORT_BYTES", 10_000)
+    seen = []
+    load_target(folders[0], device="cpu", dtype=torch.float32, progress=seen.append)
+    assert len(seen) > 5
+    assert all(a.done_bytes <= b.done_bytes and a.seconds <= b.seconds for a, b in pairwise(seen))
+    with Checkpoint(folders[0]) as checkpoint:
+        names = [n for n in checkpoint.names if n.startswith("language_model.") and not n.endswith("_shape")]
+        assert seen[-1].done_bytes == seen[-1].total_bytes == sum(checkpoint.stored(name).nbytes for name in names)
+    assert seen[-1].bytes_per_s == pytest.approx(seen[-1].done_bytes / seen[-1].seconds)
+
+
+def test_rows_are_read_in_steps(folders, monkeypatch):
+    monkeypatch.setattr(reading, "_CHUNK_BYTES", 100)
+    ours, _ = rank_parts(folders[0], 1, 2, "tp")
+    monkeypatch.undo()
+    theirs, _ = rank_parts(folders[0], 1, 2, "tp")
+    assert all(torch.equal(part.view, theirs[name].view) for name, part in ours.items())
+
+
+def test_a_part_that_does_not_fit_its_view_is_an_error(folders):
+    name = "norm.weight"
+    with Checkpoint(folders[1]) as checkpoint:
+        part = Part(torch.empty(5), (64,), (slice(0, 1),))
+        check_parts({n: Part(torch.empty(0), checkpoint.stored(n).shape, ()) for n in checkpoint.names}, checkpoint,
+                    {n: n for n in checkpoint.names})  # fmt: skip
+        with pytest.raises(CheckpointError, match=r"norm.weight: part \[1\] does not fill \[5\]"):
+            read_parts({name: part}, checkpoint, {name: name})
+
+
+HOST_MEMORY = """
+import json, resource, sys
+import torch
+from kdlab.model import shard
+from kdlab.model.checkpoint import Checkpoint
+from kdlab.model.layers import Part
+from kdlab.model.reading import read_parts
+
+directory, keep = sys.argv[1], sys.argv[2] == "keep"
+if keep:
+    shard.RESIDENT_BYTES = 1 << 40
+with Checkpoint(directory) as checkpoint:
+    column = torch.empty(2048, 512, dtype=torch.bfloat16)
+    row = torch.empty(512, 16384, dtype=torch.bfloat16)
+    parts = {}
+    for i, name in enumerate(checkpoint.names):
+        view, index = ((row, (slice(512, 1024), slice(None))), (column, (slice(None), slice(512, 1024))))[i % 2]
+        parts[name] = Part(view, (2048, 16384), index)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    read_parts(parts, checkpoint, {name: name for name in parts})
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps({"grown_mib": grown / 1024}))
+"""
+
+
+def write_sparse(directory, count, shape):
+    """Write one file of zeros that takes no room on the disk."""
+    nbytes = 2 * shape[0] * shape[1]
+    header = {
+        f"w{i}": {"dtype": "BF16", "shape": shape, "data_offsets": [i * nbytes, (i + 1) * nbytes]} for i in range(count)
+    }
+    text = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + count * nbytes)
+    return count * nbytes
+
+
+def test_host_memory_stays_small_whatever_is_read(tmp_path):
+    """Parts of 8 tensors of 64 MiB are read; pages of the map count, and are given back. Kept, they would all stay."""
+    total = write_sparse(tmp_path, 8, (2048, 16384))
+    grown = {}
+    for mode in ("drop", "keep"):
+        command = [sys.executable, "-c", HOST_MEMORY, str(tmp_path), mode]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        grown[mode] = json.loads(done.stdout)["grown_mib"]
+    assert total == 512 << 20
+    assert grown["drop"] < 160
+    assert grown["keep"] > 2 * grown["drop"]
+
+
+def test_large_checkpoints_are_sampled_and_say_so(folders, tmp_path, monkeypatch):
+    whole = checkpoint_sha256(folders[0])
+    assert len(whole) == 64
+    monkeypatch.setattr("kdlab.model.checkpoint.FULL_DIGEST_BYTES", 1000)
+    sampled = checkpoint_sha256(folders[0])
+    assert sampled.startswith("sampled:")
+    assert len(sampled) == 8 + 64
+    shard = shard_of(folders[0], NORM)
+    copies = [
+        damaged(folders[0], tmp_path / str(i), shard, change)
+        for i, change in enumerate((lambda t: t, lambda t: t | {NORM: t[NORM].float()}))
+    ]
+    assert checkpoint_sha256(copies[1]) != checkpoint_sha256(copies[0])
+    path = copies[0] / shard
+    data = bytearray(path.read_bytes())
+    before = checkpoint_sha256(copies[0])
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert checkpoint_sha256(copies[0]) != before
+    (copies[0] / "config.json").write_text("{}")
+    assert checkpoint_sha256(copies[0]).startswith("sampled:")
+
+
+def test_ranks_that_do_not_divide_the_model(folders):
+    with pytest.raises(ArgumentError, match="ranks"):
+        plan_target(folders[0], device="cpu", dtype=torch.float32, ranks=Ranks.slice_of(0, 3))
+
+
+def test_names_are_those_of_the_model(folders):
+    with Checkpoint(folders[0]) as checkpoint:
+        names, skipped = target_names(checkpoint, 3)
+        assert skipped.vision == 335
+        assert names["lm_head.weight"] == "language_model.lm_head.weight"
+        stored = load_file(folders[0] / shard_of(folders[0], NORM))[NORM]
+        assert torch.equal(checkpoint.read(names["model.layers.1.input_layernorm.weight"]), stored)
