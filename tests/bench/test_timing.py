@@ -9,6 +9,7 @@ import torch
 
 from kdlab.bench import timing
 from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.kernels.capture import capture
 from kdlab.kernels.cost import Cost
 
 MB = 1 << 20
@@ -186,9 +187,9 @@ def test_what_cannot_be_captured_says_why_and_leaves_the_device_well():
         raise KeyError("of the call itself")
 
     with pytest.raises(KeyError, match="of the call itself"):
-        timing._capture([lambda: stops() if torch.cuda.is_current_stream_capturing() else None])
+        capture([lambda: stops() if torch.cuda.is_current_stream_capturing() else None])
     with pytest.raises(RuntimeError):
-        timing._capture([one.item])
+        capture([one.item])
     assert float(one + 1) == 2.0
     assert torch.rand(4, device="cuda").isfinite().all()
 
