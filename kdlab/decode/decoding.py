@@ -146,6 +146,6 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         streams=settings.streams,
         impl=engine.impl,
         graph="graph" if settings.graph else "eager",
-        ranks=1,
+        ranks=pair.ranks.size,
     )
     return run_provenance(**fields | more)

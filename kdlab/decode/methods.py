@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError
-from kdlab.kernels.tree_build import MAX_TREE_BUDGET, MAX_TREE_DEPTH, MAX_TREE_WIDTH
+from kdlab.kernels.tree_build import tree_build_impl
 from kdlab.tree import MAX_BUDGET, DraftTree, build_beam, build_best_first, build_chain
 
+_GPU = torch.device("cuda")
 METHODS = ("ar", "chain", "ddtree", "beam")
 
 Builder = Callable[[Tensor, Tensor], DraftTree]  # log_probs [S, L, K] float32, token_ids [S, L, K] int32
@@ -71,15 +73,18 @@ def make_method(
         top_k = check_int("top_k", top_k, minimum=1, maximum=vocab_size)
     if name == "ar":
         return Method(name, 0, None, 0, None, True)
-    small = depth_limit <= MAX_TREE_DEPTH and budget <= MAX_TREE_BUDGET and impl != "reference"
+
+    def fits_kernel(candidates: int) -> bool:
+        return impl != "reference" and tree_build_impl(depth_limit, candidates, budget, _GPU) != "reference"
+
     if name == "chain":
-        length, candidates = min(budget, depth_limit), top_k or 1
-        chain = partial(build_chain, length=length, vocab_size=vocab_size, impl=impl)
-        return Method(name, length, None, candidates, chain, small and candidates <= MAX_TREE_WIDTH)
+        budget, candidates = min(budget, depth_limit), top_k or 1
+        chain = partial(build_chain, length=budget, vocab_size=vocab_size, impl=impl)
+        return Method(name, budget, None, candidates, chain, fits_kernel(candidates))
     if width is None:
         candidates = top_k or max(1, min(budget, vocab_size))
         best = partial(build_best_first, budget=budget, vocab_size=vocab_size, impl=impl)
-        return Method(name, budget, None, candidates, best, small and candidates <= MAX_TREE_WIDTH)
+        return Method(name, budget, None, candidates, best, fits_kernel(candidates))
     budget, candidates = min(budget, width * depth_limit), top_k or min(width, vocab_size)
     beam = partial(build_beam, width=width, budget=budget, vocab_size=vocab_size)
     return Method(name, budget, width, candidates, beam, False)

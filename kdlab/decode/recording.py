@@ -11,7 +11,7 @@ from kdlab.decode.decoding import Progress, decode_provenance, run_all, start
 from kdlab.decode.engine import Engine, prefill
 from kdlab.decode.field import DraftField, PromptField, following
 from kdlab.decode.transcript import Transcript
-from kdlab.errors import ArgumentError
+from kdlab.errors import ArgumentError, NotSupported
 from kdlab.kernels.reference import draft_topk
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
@@ -43,11 +43,13 @@ def record(
         The DraftField of the prompts.
 
     Raises:
-        ArgumentError: the pair has no drafter, or an argument has a wrong value.
+        ArgumentError: the pair has no drafter, or an argument has a wrong value. NotSupported: several ranks.
     """
     if getattr(pair, "drafter", None) is None:
         got = "no drafter" if isinstance(pair, Pair) else type(pair).__name__
         raise ArgumentError("pair", "a Pair with a drafter", got)
+    if pair.ranks.size > 1:
+        raise NotSupported("pair", "one rank, whose logits are the whole vocabulary's", pair.ranks.size)
     vocab_size, depth_limit = pair.target.config.vocab_size, pair.depth_limit
     top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
     engine = start(

@@ -12,6 +12,8 @@ from kdlab.decode.settings import Settings
 from kdlab.decode.streams import Streams
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
+from kdlab.kernels.stage import stage
+from kdlab.kernels.tree_accept import tree_accept_impl
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
@@ -39,7 +41,7 @@ class Round:
             context: of the streams; None for AR.
         """
         self.pair, self.settings, self.cache, self.context = pair, settings, cache, context
-        self.impls: set[str] = set()
+        self.impls = _left_to_torch(pair, settings)
         config, num_streams = pair.target.config, settings.streams
         self.streams = Streams.allocate(
             num_streams, config.vocab_size, settings.stop_token_ids, settings.tail, pair.device
@@ -69,21 +71,20 @@ class Round:
         streams, settings = self.streams, self.settings
         tree = self._draft_tree().with_root(streams.anchor)
         output, target_tokens = self._verify(tree)
-        acceptance = accept(tree, target_tokens, impl=settings.op_impl)
-        self.record.write(streams, tree, target_tokens, acceptance, output.expert_ids)
+        with stage("accept"):
+            acceptance = accept(tree, target_tokens, impl=settings.op_impl)
+            self.record.write(streams, tree, target_tokens, acceptance, output.expert_ids)
         self._commit(tree, acceptance, output)
 
     def _draft_tree(self) -> DraftTree:
         method = self.settings.method
         if method.build is None or self.context is None:
             return self._root_only
-        impl = self.settings.op_impl
-        if method.top_k > MAX_K and impl != "reference" and self.pair.device.type == "cuda":
-            # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
-            impl = "reference"
-            self.impls.add("draft_topk=reference")
+        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
+        impl = "reference" if method.top_k > MAX_K else self.settings.op_impl
         top = self.pair.draft_top(self.streams.anchor, self.streams.start, self.context, method.top_k, impl=impl)
-        return method.build(top.log_probs, top.token_ids)
+        with stage("tree_build"):
+            return method.build(top.log_probs, top.token_ids)
 
     def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
         pair, settings, streams = self.pair, self.settings, self.streams
@@ -102,10 +103,24 @@ class Round:
         return output, sample(pair, settings, output.hidden, streams.prompt, positions + 1)
 
     def _commit(self, tree: DraftTree, acceptance: Acceptance, output: TargetOutput) -> None:
-        start, path, num_rows = self.streams.advance(tree.token, acceptance)
-        taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
+        with stage("commit"):
+            start, path, num_rows = self.streams.advance(tree.token, acceptance)
+            taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
         if self.context is not None and taps is not None:
             self.pair.extend_context(self.context, taps, start, num_rows)
+
+
+def _left_to_torch(pair: Pair, settings: Settings) -> set[str]:
+    """Name the ops of a round that have a CUDA form, but none for this size."""
+    method, device = settings.method, pair.device
+    if device.type != "cuda" or settings.op_impl == "reference":
+        return set()
+    left = {
+        "draft_topk": method.top_k > MAX_K,
+        "tree_build": not method.builds_on_gpu,
+        "tree_accept": tree_accept_impl(method.budget + 1, device) == "reference",
+    }
+    return {f"{name}=reference" for name, is_left in left.items() if is_left}
 
 
 def sample(pair: Pair, settings: Settings, hidden: Tensor, prompt: Tensor, position: Tensor) -> Tensor:

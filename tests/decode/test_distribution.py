@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 import kdlab
 from kdlab.kernels.draft_topk import draft_topk
 from kdlab.kernels.target_sample import target_sample
+from kdlab.model.ranks import ONE_RANK
 
 VOCAB, BLOCK, NUM_DRAWS, NUM_STREAMS = 8, 4, 50_000, 40
 ALARM = 1e-4  # a correct sampler fails one seed in 10,000; seeds are fixed
@@ -78,6 +79,7 @@ def toy_pair():
         dtype=torch.float32,
         taps=(0,),
         depth_limit=BLOCK - 1,
+        ranks=ONE_RANK,
         new_context=lambda *_: SimpleNamespace(stream=lambda _: None),
         draft_top=lambda anchor, start, context, k, impl: draft_topk(
             target.head(drafter(target.embed(anchor)[:, None])[:, 1:]), k, impl=impl
