@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kdlab.cli.output import Progress, print_json, print_table, say
+from kdlab.cli.output import Progress, Reading, print_json, print_table, say
 from kdlab.errors import ArgumentError
 
 
@@ -123,7 +123,13 @@ def _pair(arguments: argparse.Namespace) -> Any:
         torch.set_num_threads(check_int("--threads", arguments.threads, minimum=1))
     elif arguments.device == "cpu":
         torch.set_num_threads(1)
-    return kdlab.load_pair(arguments.target, arguments.drafter, device=arguments.device, dtype=arguments.dtype)
+    return kdlab.load_pair(
+        arguments.target,
+        arguments.drafter,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        progress=Reading(),
+    )
 
 
 def _decode_options(arguments: argparse.Namespace) -> dict[str, Any]:

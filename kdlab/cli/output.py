@@ -78,6 +78,22 @@ class Progress:
         print(line, end=end, file=sys.stderr, flush=True)
 
 
+class Reading:
+    """Progress of reading weights on standard error: nothing at all of what takes less than `every_s` seconds."""
+
+    def __init__(self, *, every_s: float = 2.0) -> None:
+        self._every_s = self._next_s = every_s
+
+    def __call__(self, report: Any) -> None:
+        """Say how far a `ReadProgress` is."""
+        ended, spoken = report.done_bytes >= report.total_bytes, self._next_s > self._every_s
+        if report.seconds < self._next_s and not (ended and spoken):
+            return
+        self._next_s = self._every_s + (0.0 if ended else report.seconds)  # the next checkpoint begins at 0 s
+        done, total = (f"{nbytes / 2**30:.2f}" for nbytes in (report.done_bytes, report.total_bytes))
+        say(f"reading {report.what}: {done} of {total} GiB, {report.bytes_per_s / 1e9:.2f} GB/s")
+
+
 def say(line: str) -> None:
     """Print one line of progress on standard error."""
     print(line, file=sys.stderr, flush=True)
