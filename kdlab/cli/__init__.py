@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` when None) and return its exit status."""
     try:
         arguments = parse_arguments(make_parser(), argv)
+        arguments.argv = sys.argv[1:] if argv is None else list(argv)
         status = int(arguments.verb(arguments))
         sys.stdout.flush()
         return status

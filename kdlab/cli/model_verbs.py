@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.cli.output import Progress, Reading, print_json, print_table, say
+from kdlab.cli.ranks import run_on_ranks
 from kdlab.errors import ArgumentError
 
 
@@ -14,7 +15,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
     import kdlab
 
     _check_width(arguments.method, arguments.width)
-    prompts, pair = _prompts(arguments), _pair(arguments)
+    prompts = _prompts(arguments)
+    if (status := run_on_ranks(arguments)) is not None:
+        return status
+    pair = _pair(arguments)
     if arguments.method == "chain" and arguments.budget > pair.depth_limit > 0:
         say(f"chain of {pair.depth_limit}: the drafter has {pair.depth_limit} slots")
     run = kdlab.generate(
@@ -23,9 +27,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
         method=arguments.method,
         budget=arguments.budget,
         width=arguments.width,
-        progress=Progress("generate"),
+        progress=_progress("generate", pair),
         **_decode_options(arguments),
     )
+    pair.ranks.close()
+    if pair.ranks.rank > 0:  # all ranks have the same run, the first one tells of it
+        return 0
     if arguments.output:
         kdlab.save_run(run, arguments.output)
     rows = [_prompt_row(run, i) for i in range(len(run.prompts))]
@@ -42,10 +49,16 @@ def run_record(arguments: argparse.Namespace) -> int:
     """Record the draft field of prompts into a file."""
     import kdlab
 
-    prompts, pair = _prompts(arguments), _pair(arguments)
+    prompts = _prompts(arguments)
+    if (status := run_on_ranks(arguments)) is not None:
+        return status
+    pair = _pair(arguments)
     field = kdlab.record(
-        pair, prompts, top_k=arguments.top_k, progress=Progress("record"), **_decode_options(arguments)
+        pair, prompts, top_k=arguments.top_k, progress=_progress("record", pair), **_decode_options(arguments)
     )
+    pair.ranks.close()
+    if pair.ranks.rank > 0:
+        return 0
     kdlab.save_field(field, arguments.output)
     facts = {
         "field": arguments.output,
@@ -128,8 +141,14 @@ def _pair(arguments: argparse.Namespace) -> Any:
         arguments.drafter,
         device=arguments.device,
         dtype=arguments.dtype,
+        ranks=arguments.ranks,
+        experts=arguments.experts,
         progress=Reading(),
     )
+
+
+def _progress(name: str, pair: Any) -> Progress | None:
+    return Progress(name) if pair.ranks.rank == 0 else None
 
 
 def _decode_options(arguments: argparse.Namespace) -> dict[str, Any]:

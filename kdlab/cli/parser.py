@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kdlab.cli import bench_verbs, doctor, model_verbs, notebook_verbs
+from kdlab.cli.ranks import add_rank_options
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -90,6 +91,7 @@ def _add_generate(verbs: Any) -> None:
         kdlab generate --prompt "def read_lines(path):" --target bundled-b16 --max-new-tokens 32
         kdlab generate data/prompts/prose.jsonl --budget 15 --temperature 0.6 --seed 7 --json
         kdlab generate data/prompts/math.jsonl --method chain --budget 7 -o run.parquet
+        kdlab generate --prompt "Why?" --target DIR --drafter DIR --device cuda --dtype bfloat16 --ranks 8
     """
     text = "Decode prompts and print the text with its tokens per round."
     parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples, PROMPT_FILE)
@@ -212,6 +214,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", metavar="DIR", help="a DFlash checkpoint directory (default: the pair's own)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float64 (default: %(default)s)")
+    add_rank_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=96, help="cap on each output (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s)")
