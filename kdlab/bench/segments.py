@@ -37,9 +37,9 @@ class Segments:
         """Return the names of the stages in the order of their first launch."""
         return list(dict.fromkeys(name for name, _ in self.pieces))
 
-    def chain(self, name: str) -> Callable[[], None]:
-        """Return a call that runs all pieces of one stage as one graph, on torch's current stream."""
-        return _Chain([graph for stage, graph in self.pieces if stage == name])
+    def chain(self, name: str, times: int = 1) -> Callable[[], None]:
+        """Return a call that runs all pieces of one stage, so many times, as one graph on torch's current stream."""
+        return _Chain([graph for stage, graph in self.pieces if stage == name] * times)
 
 
 class _Recorder:

@@ -1,0 +1,172 @@
+"""One point of the full-width benchmark: a round of given rows, streams and context, whole and stage by stage."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kdlab.bench.full_width.routing import plan_routing
+from kdlab.bench.segments import record_segments
+from kdlab.bench.timing import Pass, sample
+from kdlab.decode.round import Round
+from kdlab.decode.round_buffer import Mailbox
+from kdlab.decode.settings import Settings, make_settings
+from kdlab.model.cache import LatentCache
+from kdlab.model.pair import Pair
+from kdlab.study.experts import distinct_experts
+from kdlab.study.step_cost import Step
+
+_SPARE_ROWS = 4096  # rounds that are timed commit rows behind the context
+_MANY_TOKENS = 2**20
+_LEAST_US = 300.0  # a graph as long as this hides its own launch
+_MOST_TIMES = 200
+_STATEFUL = ("commit",)
+"""Stages that move the streams on, so that they are not repeated within a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one round is asked for; `g` is the exponent of correlated routing, see `distinct_experts`."""
+
+    rows: int
+    streams: int
+    context: int
+    g: float
+
+    def distinct(self, num_experts: int, per_token: int) -> float:
+        """Return the distinct experts of a layer, at least those of one row."""
+        sizes = {"num_experts": num_experts, "per_token": per_token}
+        return distinct_experts(self.rows, g=self.g, streams=self.streams, **sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found at one point: samples in microseconds."""
+
+    point: Point
+    step: Step
+    whole: list[float]  # the round as one graph
+    loop_us: float  # a round in the engine's loop of launch, copy to the host and read
+    stages: dict[str, list[float]]  # each alone, with all its calls; empty where they were not asked for
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """The point and the step, for a result row."""
+        return asdict(self.point) | {"ranks": self.step.ranks, "experts": self.step.experts}
+
+
+def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> Measured:
+    """Time one point.
+
+    Args:
+        pair: of `random_pair`.
+        point: what is asked; one row is AR, more are DDTree.
+        stages: time every stage alone too.
+        seconds: for the round, and for each stage.
+
+    Raises:
+        torch.OutOfMemoryError, UnsupportedDevice: its caches do not fit beside the weights.
+    """
+    config = pair.target.config
+    distinct = point.distinct(config.n_routed_experts, config.num_experts_per_tok)
+    plan_routing(pair.target, point.rows * point.streams, distinct)
+    settings = make_settings(
+        pair,
+        point.streams,
+        method="ar" if point.rows == 1 else "ddtree",
+        budget=point.rows - 1,
+        max_new_tokens=_MANY_TOKENS,
+        stop_token_ids=[],
+        streams=point.streams,
+        graph="off",
+    )
+    step = Step(
+        rows=point.rows,
+        distinct=distinct,
+        streams=point.streams,
+        context=point.context,
+        ranks=pair.ranks.size,
+        experts=pair.ranks.experts,
+        top_k=max(1, settings.method.top_k),
+        committed=1,  # random weights accept nothing
+    )
+    one = _Rounds(pair, settings, point.context)
+    alone = one.stages(seconds) if stages else {}
+    whole = one.whole(seconds)
+    return Measured(point, step, whole, one.loop_us(), alone)
+
+
+class _Rounds:
+    """A round whose streams stand at a context of random rows."""
+
+    def __init__(self, pair: Pair, settings: Settings, context: int) -> None:
+        rows = context + _SPARE_ROWS
+        cache = LatentCache.allocate(pair.target.config, settings.streams, rows, pair.dtype, pair.device)
+        cache.pages.normal_()
+        draft = None
+        if settings.method.build is not None:
+            draft = pair.new_context(settings.streams, rows)
+            draft.keys.normal_()
+            draft.values.normal_()
+        self.round, self.context = Round(pair, settings, cache, draft), context
+
+    def place(self) -> None:
+        """Let every stream run from the context on."""
+        streams = self.round.streams
+        streams.start.fill_(self.context)
+        streams.prompt.copy_(torch.arange(len(streams.prompt)))
+        streams.running.fill_(True)
+        streams.num_tokens.fill_(1)
+        streams.cap.fill_(_MANY_TOKENS)
+        streams.stop.fill_(2 * _MANY_TOKENS)
+
+    def stages(self, seconds: float) -> dict[str, list[float]]:
+        """Return the samples of every stage, in the round's order."""
+        self.place()
+        self.round.run()
+        segments, found = record_segments(self.round.run), {}
+        for name in segments.stages():
+            times = 1
+            if name not in _STATEFUL:
+                once = sample({"": Pass(segments.chain(name), 1, ())}, 0.0)[""]
+                times = min(_MOST_TIMES, math.ceil(_LEAST_US / min(once)))
+            self.place()
+            found[name] = sample({"": Pass(segments.chain(name, times), times, ())}, seconds)[""]
+        return found
+
+    def whole(self, seconds: float) -> list[float]:
+        """Return samples of the round as one graph."""
+        self.round.streams.running.fill_(False)
+        self.round.capture()
+        self.place()
+        return sample({"": Pass(self._again, 1, ())}, seconds)[""]
+
+    def _again(self) -> None:
+        self.round.streams.start.fill_(self.context)
+        self.round.run()
+
+    def loop_us(self, rounds: int = 20) -> float:
+        """Return microseconds a round as the engine runs them: launch, copy the record, read the one before."""
+        mailbox = Mailbox(self.round.record.tensors, 2)
+        self.place()
+
+        def turns(count: int) -> None:
+            for _ in range(count):
+                self.round.run()
+                mailbox.post()
+                if len(mailbox) > 1:
+                    mailbox.take()
+
+        turns(3)
+        return _elapsed_us(lambda: turns(rounds)) / rounds
+
+
+def _elapsed_us(call: Callable[[], None]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return 1e3 * float(begin.elapsed_time(end))
