@@ -1,5 +1,7 @@
 """Routing by plan: which experts each row asks for, so that the rows together touch a chosen number of them."""
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -72,4 +74,5 @@ def plan_routing(target: Target, tokens: int, distinct: float, seed: int = 0) ->
         held = (size[0] // ranks.size, int(own + share)) if whole else None
         ids = planned_ids(tokens, max(size[1], int(distinct + share)), *size, seed + place, held)
         router = block.router.router if isinstance(block.router, PlannedRouter) else block.router
-        block.router = PlannedRouter(router, torch.from_numpy(ids).to(target.embedding.device))
+        planned = PlannedRouter(router, torch.from_numpy(ids).to(target.embedding.device))
+        block.router = cast("Router", planned)
