@@ -14,7 +14,7 @@ from kdlab.model.drafter import Drafter
 from kdlab.model.target import Target
 from kdlab.model.target_tensors import PREFIX
 
-_PIECE = 1 << 24  # values made at a time: a tensor of the real size is written in pieces
+_PIECE = 1 << 18  # values made at a time, so that they stay in a cache
 _NIBBLE_DEVIATION = 4.61  # of -8..7, each as likely
 _Named = tuple[str, tuple[int, ...]]
 
@@ -94,7 +94,7 @@ def _affine(name: str, *shape: int) -> list[_Named]:
 def random_values(tensor: Tensor, random: np.random.Generator) -> Iterator[NDArray[np.generic]]:
     """Yield a tensor's values in pieces, as they go to disk.
 
-    Matrices are normal with the deviation fan_in^-1/2, norms near 1, biases near 0. INT4 words are random bits, so
+    Matrices are uniform with the deviation fan_in^-1/2, norms near 1, biases near 0. INT4 words are random bits, so
     every value -8..7 is there; scales give the experts the same deviation as the other matrices.
     """
     if tensor.values is not None:
@@ -112,12 +112,16 @@ def random_values(tensor: Tensor, random: np.random.Generator) -> Iterator[NDArr
 
 
 def _floats(tensor: Tensor, size: int, random: np.random.Generator) -> NDArray[np.float32]:
+    values = random.random(size, dtype=np.float32)
     if tensor.name.endswith(".weight_scale"):
-        fan_in = tensor.shape[-1] * INT4_GROUP
-        return (random.random(size, dtype=np.float32) + np.float32(0.5)) * np.float32(fan_in**-0.5 / _NIBBLE_DEVIATION)
-    values = random.standard_normal(size, dtype=np.float32)
+        values += np.float32(0.5)
+        return np.multiply(values, np.float32((tensor.shape[-1] * INT4_GROUP) ** -0.5 / _NIBBLE_DEVIATION), out=values)
+    values -= np.float32(0.5)
     if tensor.name.endswith("embed_tokens.weight"):
-        return values
-    if len(tensor.shape) > 1:
-        return values * np.float32(math.prod(tensor.shape[1:]) ** -0.5)
-    return values * np.float32(0.1) + np.float32("norm" in tensor.name and tensor.name.endswith("weight"))
+        deviation, mean = 1.0, 0.0
+    elif len(tensor.shape) > 1:
+        deviation, mean = math.prod(tensor.shape[1:]) ** -0.5, 0.0
+    else:
+        deviation, mean = 0.1, float("norm" in tensor.name and tensor.name.endswith("weight"))
+    values *= np.float32(deviation * 12**0.5)
+    return np.add(values, np.float32(mean), out=values)
