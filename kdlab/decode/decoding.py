@@ -1,6 +1,7 @@
 """Decode prompts: `generate`, and the engine's start, run and provenance for callers that want single rounds."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from kdlab.decode.engine import Engine
@@ -93,7 +94,11 @@ def start(pair: Pair, prompts: object, **options: Any) -> Engine:
     if not hasattr(pair, "target"):  # a toy with the same parts will do
         raise ArgumentError("pair", "a Pair, as load_pair returns", type(pair).__name__)
     chosen = as_prompt_set(prompts)
-    return Engine(pair, chosen, make_settings(pair, len(chosen), **options))
+    settings = make_settings(pair, len(chosen), **options)
+    options_only = replace(settings, method=replace(settings.method, build=None))  # a function has another address
+    same = pair.target_sha256, pair.drafter_sha256, chosen.digest, options_only
+    pair.ranks.check_same("models, prompts and options", repr(same), pair.device)
+    return Engine(pair, chosen, settings)
 
 
 def run_all(engine: Engine, progress: Progress | None = None) -> None:

@@ -11,7 +11,7 @@ from kdlab.decode.decoding import Progress, decode_provenance, run_all, start
 from kdlab.decode.engine import Engine, prefill
 from kdlab.decode.field import DraftField, PromptField, following
 from kdlab.decode.transcript import Transcript
-from kdlab.errors import ArgumentError, NotSupported
+from kdlab.errors import ArgumentError
 from kdlab.kernels.reference import draft_topk
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
@@ -43,13 +43,11 @@ def record(
         The DraftField of the prompts.
 
     Raises:
-        ArgumentError: the pair has no drafter, or an argument has a wrong value. NotSupported: several ranks.
+        ArgumentError: the pair has no drafter, or an argument has a wrong value.
     """
     if getattr(pair, "drafter", None) is None:
         got = "no drafter" if isinstance(pair, Pair) else type(pair).__name__
         raise ArgumentError("pair", "a Pair with a drafter", got)
-    if pair.ranks.size > 1:
-        raise NotSupported("pair", "one rank, whose logits are the whole vocabulary's", pair.ranks.size)
     vocab_size, depth_limit = pair.target.config.vocab_size, pair.depth_limit
     top_k = min(check_int("top_k", top_k, minimum=1), vocab_size)
     engine = start(
@@ -108,7 +106,7 @@ def _draft_everywhere(pair: Pair, transcript: Transcript) -> Iterator[Tensor]:
     anchors = torch.tensor(transcript.output_ids, device=pair.device)
     starts = len(transcript.prompt_ids) + torch.arange(len(anchors), device=pair.device)
     for anchor, begin in zip(anchors.split(_POSITIONS_AT_ONCE), starts.split(_POSITIONS_AT_ONCE), strict=True):
-        yield pair.draft_logits(anchor, begin, context)
+        yield pair.ranks.join(pair.draft_logits(anchor, begin, context), "vocabulary")
 
 
 def _find(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ projections and the latent cache stand on every rank. All ranks run the same rou
 collective's result is decided alike everywhere.
 """
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,7 +33,7 @@ class Ranks:
         size: ranks in all.
         experts: "tp" splits the inner width of every routed expert, "ep" gives each rank whole experts.
         group: over which they talk; None for one rank, or for one slice of several that is timed alone.
-        calls: collectives so far by kind: "embedding", "attention", "mlp", "drafter", "head", "vocabulary".
+        calls: collectives so far by kind: "embedding", "attention", "mlp", "drafter", "head", "vocabulary", "check".
         watch: ends this process when another rank dies.
     """
 
@@ -104,6 +105,16 @@ class Ranks:
         if self.size == 1:
             return x
         return self.all_gather(x, kind).movedim(0, -2).flatten(-2)
+
+    def check_same(self, name: str, text: str, device: torch.device) -> None:
+        """Raise ArgumentError unless `text` is the same on every rank: ranks that differ would wait for one another."""
+        if self.group is None:
+            return
+        digest = bytearray(hashlib.sha256(text.encode()).digest()[:8])
+        own = torch.frombuffer(digest, dtype=torch.int64).to(device)
+        different = (self.all_gather(own, "check") != own).flatten().nonzero().flatten().tolist()
+        if different:
+            raise ArgumentError(name, "the same on every rank", f"others on rank {self.rank} than on {different}")
 
     def close(self) -> None:
         """Take leave of the other ranks, which from now on do without this one; the group ends."""

@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 import kdlab
 from kdlab.decode.decoding import start
+from kdlab.errors import ArgumentError
 from kdlab.model.ranks import Ranks
 from tests.decode.test_lossless import teacher_forced
 from tests.pairs import golden_prompts, tiny_pair
@@ -58,6 +60,19 @@ def on_every_rank(rank, size, experts, dtype, cases):
     return found, calls, wrong
 
 
+def fields_and_disagreement(rank):
+    """What `record` keeps, and what ranks say that were asked for different things."""
+    pair = kdlab.load_pair("tiny", ranks=2, dtype="float64")
+    field = kdlab.record(pair, golden_prompts()[:1], top_k=20, max_new_tokens=6).prompts[0]
+    said = []
+    for options in (dict(seed=rank), dict(max_new_tokens=8 + rank)):
+        with pytest.raises(ArgumentError) as caught:
+            kdlab.generate(pair, "abc", **options)
+        said.append(str(caught.value))
+    pair.ranks.close()
+    return (field.token_ids, field.log_probs, field.next_rank), said
+
+
 def calls_of_a_round(pair, name):
     engine = start(pair, golden_prompts()[:2], max_new_tokens=NUM_TOKENS, **CASES[name])
     pair.ranks.calls.clear()
@@ -96,6 +111,16 @@ def test_float32_follows_the_near_tie_rule(tmp_path):
         logits = teacher_forced(pair, prompt_ids + output_ids)[len(prompt_ids) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output_ids)[:, None])[:, 0]
         assert (logits.amax(1) - chosen).max() <= 1e-3
+
+
+def test_ranks_record_the_field_of_one_and_refuse_to_disagree(tmp_path):
+    alone = kdlab.record(tiny_pair("float64"), golden_prompts()[:1], top_k=20, max_new_tokens=6).prompts[0]
+    for rank, (arrays, said) in enumerate(values_of(run_ranks(2, fields_and_disagreement, folder=tmp_path))):
+        for got, want in zip(arrays, (alone.token_ids, alone.log_probs, alone.next_rank), strict=True):
+            assert np.array_equal(got, want)
+        differ = f"got others on rank {rank} than on [{1 - rank}]"
+        wrong = f"models, prompts and options: expected the same on every rank, {differ}"
+        assert said == [wrong, wrong]
 
 
 def lose_rank_1(rank, how):
