@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab.cli import bench_verbs, doctor, model_verbs, notebook_verbs
+from kdlab.cli import bench_round, bench_verbs, doctor, model_verbs, notebook_verbs
 from kdlab.cli.ranks import add_rank_options
 from kdlab.source import VERSION
 
@@ -149,6 +149,7 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("--ops", type=_names, metavar="OP,...", help="(default: all)")
     parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    _add_bench_round(benchmarks)
     examples = """
         kdlab bench counters
         kdlab bench counters --out data/recorded/counters-h200.parquet
@@ -164,6 +165,23 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("first", metavar="FIRST")
     parser.add_argument("second", metavar="SECOND")
     parser.add_argument("--tolerance", type=float, default=0.05, help="as a share (default: %(default)s)")
+
+
+def _add_bench_round(benchmarks: Any) -> None:
+    examples = """
+        kdlab bench round
+        kdlab bench round --experts ep
+        kdlab bench round --ranks 1 --layers 4
+        kdlab bench round --seconds 400 --out data/recorded/rounds-h200.parquet
+    """
+    text = "Time rounds of Kimi K2.6 at its true shapes, random weights, one rank's slice on this GPU."
+    parser = _add_verb(benchmarks, "round", bench_round.run_bench_round, text, examples)
+    parser.add_argument("--model", default="k2.6", choices=("k2.6",), help="whose shapes (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="whose slice (default: %(default)s)")
+    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the target (default: all 61)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="no point begins later (default: %(default)s)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
 
 
 def _names(text: str) -> list[str]:

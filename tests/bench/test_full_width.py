@@ -6,6 +6,8 @@ import pytest
 from kdlab.bench.full_width.point import Point
 from kdlab.bench.full_width.routing import planned_ids
 from kdlab.bench.full_width.suite import ROWS, bench_round, points
+from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
+from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.errors import ArgumentError
 
 
@@ -66,3 +68,39 @@ def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):
         assert whole < 1.5 * median["loop"]
     named = rows.loc[(rows["metric"] == "stage") & (rows["rows"] == 9), "case"].str.extract('"stage": "([^"]+)"')[0]
     assert {"experts", "attention", "tree_build", "draft_topk", "commit", "lm_head", "other"} <= set(named)
+
+
+def made_up_rows(times, floor=100.0):
+    """Rows of one stream by row count: the round's microseconds, two stages, and a loop 1 % slower."""
+    rows = []
+    for count, us in times.items():
+        case = {"rows": count, "streams": 1, "context": 1024, "g": 0.8, "experts": "tp", "ranks": 8, "layers": 61}
+        columns = {"provenance": {}, "rows": count, "streams": 1, "context": 1024}
+        rows.append(bench_row("round", "round", "us", case=case, samples=[us] * 3, **columns))
+        for metric, value in (("floor", floor), ("loop", 1.01 * us), ("collectives", 976.0)):
+            rows.append(bench_row("round", metric, "us", case=case, value=value, **columns))
+        for name, share in (("experts", 0.7), ("other", 0.3)):
+            staged = case | {"stage": name}
+            rows.append(bench_row("round", "stage", "us", case=staged, samples=[share * us] * 3, **columns))
+        staged = case | {"stage": "experts"}
+        rows.append(bench_row("round", "stage floor", "us", case=staged, value=floor, **columns))
+    return rows_frame(rows)
+
+
+def test_goals_are_judged_by_the_sum_of_stages_over_the_sum_of_floors():
+    table = point_table(made_up_rows({1: 159.0, 8: 146.0, 33: 134.0, 6: 100.0})).set_index("rows")
+    assert table.loc[[1, 8, 33], "met"].tolist() == [1.0, 0.0, 1.0]
+    assert table.loc[6, "goal"] != table.loc[6, "goal"]
+    assert table["gap"].tolist() == pytest.approx([0.01] * 4)
+    assert verdict_lines(table.reset_index())[0] == "stages over floors: 2 of 3 goals met"
+
+
+def test_a_jump_that_the_floor_does_not_have_is_found():
+    found = jumps(point_table(made_up_rows({1: 10.0, 8: 100.0, 9: 125.0, 16: 130.0})))
+    assert found[["rows", "next_rows"]].values.tolist() == [[8, 9]]
+    assert jumps(point_table(made_up_rows({8: 100.0, 9: 109.0}))).empty
+
+
+def test_stages_without_a_floor_are_all_loss():
+    table = stage_table(made_up_rows({8: 200.0})).set_index("stage")
+    assert table["over_us"].to_dict() == pytest.approx({"experts": 40.0, "other": 60.0})

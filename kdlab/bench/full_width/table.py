@@ -1,0 +1,95 @@
+"""Tables of the full-width benchmark: one line a point with its goal, one line a stage."""
+
+import json
+
+import numpy as np
+import pandas as pd
+
+_KEYS = ["rows", "streams", "context", "g", "experts", "ranks", "layers"]
+GOALS = ((33, 1.35), (8, 1.45), (1, 1.6))
+"""(rows from, most that the sum of stages may be over the sum of floors), for contexts to 8,192."""
+GOAL_CONTEXT, GOAL_GPU = 8192, "H200"
+MOST_GAP = 0.02
+"""What the host may add to a round in its loop."""
+
+
+def goal_of(rows: int, context: int) -> float:
+    """Return the most that stages may take over their floors; NaN where no goal is set."""
+    if context > GOAL_CONTEXT or 4 < rows < 8 or 17 < rows < 33:
+        return float("nan")
+    return next(goal for least, goal in GOALS if rows >= least)
+
+
+def point_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a point.
+
+    Args:
+        rows: of `bench_round`.
+
+    Returns:
+        _KEYS, us with p10 and p90 (the round in one graph), floor_us, stages_us (their sum, NaN where they were not
+        timed), over_floor (stages over floors), goal, met (NaN: none set or not timed), gap (share that the host's loop
+        adds) and collectives_us (modelled).
+    """
+    table = _with_case(rows)
+    whole = table[table["metric"] == "round"].set_index(_KEYS)
+    found = whole[["value", "p10", "p90"]].rename(columns={"value": "us"})
+    for metric, name in (("floor", "floor_us"), ("loop", "loop_us"), ("collectives", "collectives_us")):
+        found[name] = table[table["metric"] == metric].set_index(_KEYS)["value"]
+    found["stages_us"] = table[table["metric"] == "stage"].groupby(_KEYS)["value"].sum()
+    found = found.reset_index()
+    found["over_floor"] = found["stages_us"] / found["floor_us"]
+    found["goal"] = [goal_of(n, context) for n, context in zip(found["rows"], found["context"], strict=True)]
+    judged = found["goal"].notna() & found["over_floor"].notna()
+    found["met"] = np.where(judged, found["over_floor"] <= found["goal"], np.nan)
+    found["gap"] = found["loop_us"] / found["us"] - 1.0
+    return found.drop(columns="loop_us")
+
+
+def stage_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a point and stage: _KEYS, stage, us, floor_us (0 for what no floor asks for) and over_us."""
+    table = _with_case(rows)
+    keys = [*_KEYS, "stage"]
+    found = table[table["metric"] == "stage"].set_index(keys)[["value"]].rename(columns={"value": "us"})
+    found["floor_us"] = table[table["metric"] == "stage floor"].set_index(keys)["value"]
+    found["floor_us"] = found["floor_us"].fillna(0.0)
+    found["over_us"] = found["us"] - found["floor_us"]
+    return found.reset_index()
+
+
+def jumps(points: pd.DataFrame, most: float = 0.10) -> pd.DataFrame:
+    """Return neighbouring row counts whose time grows by more than `most` beyond what their floors do.
+
+    Args:
+        points: of `point_table`.
+        most: as a share.
+
+    Returns:
+        rows, next_rows, streams, context, g, experts, time (ratio of the times) and floor (of the floors).
+    """
+    found = []
+    for key, group in points.groupby(["streams", "context", "g", "experts"], sort=False):
+        ordered = group[group["rows"] > 1].sort_values("rows")  # AR runs no drafter
+        for one, two in zip(ordered.iloc[:-1].itertuples(), ordered.iloc[1:].itertuples(), strict=True):
+            time, floor = two.us / one.us, two.floor_us / one.floor_us
+            if time > floor * (1.0 + most):
+                found.append((one.rows, two.rows, *key, time, floor))
+    names = ["rows", "next_rows", "streams", "context", "g", "experts", "time", "floor"]
+    return pd.DataFrame(found, columns=names)
+
+
+def verdict_lines(points: pd.DataFrame) -> list[str]:
+    """Say how many goals are met, how often a time jumps, and what the host adds."""
+    judged, jumped = points["met"].dropna(), len(jumps(points))
+    late = int((points["gap"] > MOST_GAP).sum())
+    return [
+        f"stages over floors: {int(judged.sum())} of {len(judged)} goals met",
+        f"neighbouring row counts: {jumped} jumps above 10 % that the floors do not have",
+        f"host: {len(points) - late} of {len(points)} rounds within {MOST_GAP:.0%} of their graph",
+    ]
+
+
+def _with_case(rows: pd.DataFrame) -> pd.DataFrame:
+    cases = pd.DataFrame([json.loads(case) for case in rows["case"]], index=rows.index)
+    own = rows[rows["op"] == "round"].drop(columns=[name for name in cases.columns if name in rows.columns])
+    return own.join(cases)
