@@ -14,9 +14,17 @@ def add_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tu
 
 
 def router(
-    x: Tensor, weight: Tensor, bias: Tensor, k: int, scale: float, *, normalize: bool = True, used: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    k: int,
+    scale: float,
+    *,
+    normalize: bool = True,
+    groups: tuple[int, int] = (1, 1),
+    used: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return expert ids [T, k] i32 and weights [T, k], as DeepseekV3's gate without groups; see `kdlab.kernels.router`.
+    """Return expert ids [T, k] i32 and weights [T, k], as DeepseekV3's gate does; see `kdlab.kernels.router`.
 
     Args:
         x: [T, D] float.
@@ -25,11 +33,13 @@ def router(
         k: experts a row.
         scale: factor of the weights.
         normalize: divide the weights of a row by their sum first.
+        groups: into how many groups neighbouring experts fall, and how many of these are open to a row.
         used: [T] bool; the other rows get -1 and 0.
     """
     wide = compute_dtype(x.dtype)
     scores = F.linear(x.to(wide), weight.to(wide)).sigmoid()
-    chosen = (scores + bias).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    choice = _open_groups(scores + bias, *groups)
+    chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, chosen)
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
@@ -37,6 +47,16 @@ def router(
     if used is None:
         return chosen, weights
     return chosen.where(used[:, None], -1), weights.where(used[:, None], 0.0)
+
+
+def _open_groups(choice: Tensor, num_groups: int, num_open: int) -> Tensor:
+    """Hide [T, E] scores outside the best groups; a group counts by the sum of its best two."""
+    if num_groups == num_open:
+        return choice
+    groups = choice.unflatten(-1, (num_groups, -1))
+    best = groups.topk(2, dim=-1).values.sum(-1).topk(num_open, dim=-1).indices
+    closed = torch.ones(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, False)
+    return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
 
 
 def skinny_linear(x: Tensor, weight: Tensor, *, gated: bool = False, dtype: torch.dtype | None = None) -> Tensor:

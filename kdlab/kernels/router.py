@@ -25,6 +25,7 @@ def router(
     scale: float,
     *,
     normalize: bool = True,
+    groups: tuple[int, int] = (1, 1),
     used: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -37,6 +38,8 @@ def router(
         k: experts a row.
         scale: factor of the weights.
         normalize: divide the weights of a row by their sum first.
+        groups: into how many groups neighbouring experts fall, and how many of these, the best by the sum of their best
+            two, are open to a row; with closed groups "auto" is the reference.
         used: [T] bool, rows in use; None for all.
         impl: "auto" (the kernels for CUDA tensors, the reference for others), "cuda" or "reference".
 
@@ -59,12 +62,13 @@ def router(
         check_shape("used", used, [sizes["T"]])
     if weight.dtype != x.dtype or bias.dtype != compute_dtype(x.dtype):
         raise ShapeError("weight", f"{x.dtype} as x, and a bias in its wide dtype", (weight.dtype, bias.dtype))
-    if impl == "reference" or not x.is_cuda:
-        return reference_layer.router(x, weight, bias, k, scale, normalize=normalize, used=used)
-    if k > _WARP or experts > _MAX_EXPERTS or bias.dtype != torch.float32 or not bias.is_contiguous():
-        raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} experts, a contiguous f32 bias", (k, experts))
+    runs = k <= _WARP and experts <= _MAX_EXPERTS and bias.dtype == torch.float32 and groups[0] == groups[1]
+    if impl == "cuda" and not runs:
+        raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} open experts, an f32 bias", (k, experts, groups))
+    if impl == "reference" or not x.is_cuda or not runs:
+        return reference_layer.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
     logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
-    return _router_choose(logits, bias, None if used is None else used.contiguous(), k, scale, normalize)
+    return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
 
 
 def router_cost(num_rows: int, width: int, num_experts: int, k: int, itemsize: int = 2) -> Cost:

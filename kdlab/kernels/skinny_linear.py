@@ -71,6 +71,8 @@ def skinny_linear(
     if impl == "reference" or not x.is_cuda:
         return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
     if impl == "auto" and choose_linear(x.unsqueeze(0), weight.unsqueeze(0)) == "torch":
+        if dtype is torch.float32 and x.dtype in MMA_DTYPES:
+            return torch.mm(x, weight.mT, out_dtype=dtype)  # without float32 copies of both
         return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
     _check_for_kernel(x.unsqueeze(0), weight.unsqueeze(0))
     return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kdlab.config import TargetConfig
 from kdlab.errors import UnsupportedDevice
+from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.jit import arch_of
 from kdlab.kernels.mla import Keys, attend, own_keys
 from kdlab.kernels.norm_rope import DTYPES, norm_rope
 from kdlab.kernels.reference import compute_dtype, rms_norm
 from kdlab.kernels.rope import pair_tables, rope_tables, rotate
+from kdlab.kernels.skinny_linear import skinny_linear, skinny_matmul
+from kdlab.kernels.stage import stage
 from kdlab.kernels.verify_attention import choose_impl, verify_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.layers import Part, parts, weight, wholes
@@ -34,6 +36,7 @@ class AttentionPlan:
     places: Tensor | None
 
     used = None  # [T] bool, the rows in use: torch runs all of them
+    ops = "reference"  # what the small ops run as
 
     @property
     def ran(self) -> str:
@@ -53,6 +56,8 @@ class KernelPlan:
     rows: VisibleRows
     used: Tensor  # [T] bool, the rows in use
     keys: Keys | None  # of torch's attention, where `impl` is "reference"
+
+    ops = "auto"
 
     @property
     def ran(self) -> str:
@@ -173,16 +178,20 @@ class LatentAttention(nn.Module):
         """
         key_up, value_up = self.kv_b.split([self.config.qk_nope_head_dim, self.config.v_head_dim], dim=1)
         if isinstance(plan, KernelPlan):
-            o = self._attend_by_kernels(x, key_up, plan)
+            o = self._attend_by_kernels(x, key_up, plan).flatten(0, 1)
+            heads = o.new_empty(*o.shape[:2], value_up.shape[1])
+            with stage("latent projections"):
+                skinny_matmul(o.transpose(0, 1), value_up.mT, out=heads.transpose(0, 1), impl=plan.ops)
         else:
-            o = self._attend_in_torch(x, key_up, plan)
-        heads = torch.bmm(o.flatten(0, 1).transpose(0, 1), value_up.transpose(1, 2))
-        return F.linear(heads.transpose(0, 1).flatten(1), self.o)
+            o = self._attend_in_torch(x, key_up, plan).flatten(0, 1)
+            heads = torch.bmm(o.transpose(0, 1), value_up.mT).transpose(0, 1)
+        with stage("o_proj"):
+            return skinny_linear(heads.flatten(1), self.o, impl=plan.ops)
 
     def _attend_in_torch(self, x: Tensor, key_up: Tensor, plan: AttentionPlan) -> Tensor:
         """Return o [S, N, H, C]; differentiable where there is no cache."""
         config, latent_dim = self.config, self.config.kv_lora_rank
-        q_nope, q_rope, kv = self._project(x)
+        q_nope, q_rope, kv = self._project(x, plan.ops)
         latent, k_rope = kv.split(self.down_widths[1:], dim=-1)
         # The shared key rides along as one more head, so that one rotation serves both.
         both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
@@ -199,30 +208,38 @@ class LatentAttention(nn.Module):
         """Return o [S, N, H, C], 0 in rows that are not in use."""
         config, cache, pages = self.config, plan.cache, plan.cache.pages[self.layer]
         latent_dim, (streams, rows) = config.kv_lora_rank, plan.cos.shape[:2]
-        q_nope, q_rope, kv = self._project(x)
+        q_nope, q_rope, kv = self._project(x, plan.ops)
         q = x.new_empty(streams, rows, self.num_heads, config.cache_width)
-        torch.bmm(q_nope.transpose(0, 1), key_up, out=q.flatten(0, 1)[..., :latent_dim].transpose(0, 1))
-        norm_rope(
-            kv.unflatten(0, (streams, rows)),
-            q_rope.unflatten(0, (streams, rows)),
-            self.kv_norm,
-            *(plan.cos, plan.sin, pages, cache.block_table, plan.prefix_len, plan.rows.num_rows, q),
-            eps=config.latent_norm_eps,
-            interleaved=config.rope_interleave,
-        )
+        with stage("latent projections"):
+            into = q.flatten(0, 1)[..., :latent_dim].transpose(0, 1)
+            skinny_matmul(q_nope.transpose(0, 1), key_up, out=into, impl=plan.ops)
+        with stage("norm_rope"):
+            norm_rope(
+                kv.unflatten(0, (streams, rows)),
+                q_rope.unflatten(0, (streams, rows)),
+                self.kv_norm,
+                *(plan.cos, plan.sin, pages, cache.block_table, plan.prefix_len, plan.rows.num_rows, q),
+                eps=config.latent_norm_eps,
+                interleaved=config.rope_interleave,
+            )
         scale = config.softmax_scale
-        if plan.keys is not None and plan.keys.rows is not None:
-            q.masked_fill_(~plan.used.view(streams, rows, 1, 1), 0)
-            return attend(q, cache.read_at(self.layer, plan.keys.rows), plan.keys, scale, latent_dim)[0]
-        tree = (cache.block_table, plan.prefix_len, plan.rows.ancestors, plan.rows.num_rows)
-        return verify_attention(q, pages, *tree, scale=scale, latent_dim=latent_dim, impl=plan.impl)[0]
+        with stage("attention"):
+            if plan.keys is not None and plan.keys.rows is not None:
+                q.masked_fill_(~plan.used.view(streams, rows, 1, 1), 0)
+                return attend(q, cache.read_at(self.layer, plan.keys.rows), plan.keys, scale, latent_dim)[0]
+            tree = (cache.block_table, plan.prefix_len, plan.rows.ancestors, plan.rows.num_rows)
+            return verify_attention(q, pages, *tree, scale=scale, latent_dim=latent_dim, impl=plan.impl)[0]
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, ops: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return q without rope [T, H, nope], q to be rotated [T, H, R] and the raw cache rows [T, C + R], as views."""
         config = self.config
-        q, kv = F.linear(x, self.qkv_a).split([self.down_widths[0], config.cache_width], dim=-1)
+        with stage("q_a and kv_a"):
+            q, kv = skinny_linear(x, self.qkv_a, impl=ops).split([self.down_widths[0], config.cache_width], dim=-1)
         if self.q_b is not None and self.q_norm is not None:
-            q = F.linear(rms_norm(q, self.q_norm, config.latent_norm_eps), self.q_b)
+            with stage("norms"):
+                _, q = add_norm(q, None, self.q_norm, config.latent_norm_eps, impl=ops)
+            with stage("q_b"):
+                q = skinny_linear(q, self.q_b, impl=ops)
         q = q.unflatten(-1, (self.num_heads, -1))
         q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         return q_nope, q_rope, kv

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kdlab.errors import UnsupportedDevice
+from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.model.ranks import ONE_RANK, Ranks
 
 
@@ -103,7 +103,7 @@ class SwiGlu(nn.Module):
         rows = parts(0, self.span, self.inner, gate_proj=gate, up_proj=up)
         return rows | parts(1, self.span, self.inner, down_proj=self.down)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., D] to [..., D]: this rank's summand of it."""
-        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down)
+    def forward(self, x: Tensor, ops: str = "reference") -> Tensor:
+        """Map x [..., D] to [..., D]: this rank's summand of it; `ops` is what `skinny_linear` runs as."""
+        hidden = skinny_linear(x.flatten(0, -2), self.gate_up, gated=True, impl=ops)
+        return skinny_linear(hidden, self.down, impl=ops).view(x.shape)

@@ -2,56 +2,54 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kdlab.config import INT4_GROUP, TargetConfig
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.int4 import VALUES_PER_WORD
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.reference import compute_dtype
+from kdlab.kernels.router import router
+from kdlab.kernels.stage import stage
 from kdlab.model.layers import Part, SwiGlu, prefixed, weight
 from kdlab.model.ranks import ONE_RANK, Ranks
 
 
 class Router(nn.Module):
-    """Chooses k of E experts a row, in float32 (float64 for float64): near-ties decide which weights are read."""
+    """Chooses k of E experts a row, by sums in float32 (float64 for float64): near-ties decide what is read."""
 
     def __init__(self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.config = config
-        wide = compute_dtype(dtype)
-        self.gate = weight(config.n_routed_experts, config.hidden_size, dtype=wide, device=device)
-        self.bias = weight(config.n_routed_experts, dtype=wide, device=device)
+        self.gate = weight(config.n_routed_experts, config.hidden_size, dtype=dtype, device=device)
+        self.bias = weight(config.n_routed_experts, dtype=compute_dtype(dtype), device=device)
 
     def views(self) -> dict[str, Part]:
         """Return the weights by checkpoint name."""
         return {"weight": Part.whole(self.gate), "e_score_correction_bias": Part.whole(self.bias)}
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Route rows x [T, D].
+    def forward(self, x: Tensor, used: Tensor | None = None, ops: str = "reference") -> tuple[Tensor, Tensor]:
+        """Route rows x [T, D], see `kdlab.kernels.router`.
 
-        The bias takes part in the choice only; the weights are the unbiased scores of the chosen experts.
+        Args:
+            x: [T, D] float.
+            used: [T] bool, rows in use; the others get ids -1.
+            ops: what `router` runs as.
 
         Returns:
-            expert_ids [T, k] i64 and weights [T, k] float32 (float64 for float64).
+            expert_ids [T, k] i32 and weights [T, k] float32 (float64 for float64).
         """
         config = self.config
-        scores = F.linear(x.to(self.gate.dtype), self.gate).sigmoid()
-        chosen = self._open_groups(scores + self.bias).topk(config.num_experts_per_tok, dim=-1).indices
-        weights = scores.gather(1, chosen)
-        if config.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * config.routed_scaling_factor
-
-    def _open_groups(self, choice: Tensor) -> Tensor:
-        """Hide [T, E] scores outside the best topk_group groups; a group counts by the sum of its best two."""
-        config = self.config
-        if config.n_group == config.topk_group:
-            return choice
-        groups = choice.unflatten(-1, (config.n_group, -1))
-        best = groups.topk(2, dim=-1).values.sum(-1).topk(config.topk_group, dim=-1).indices
-        closed = torch.ones(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, False)
-        return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
+        return router(
+            x,
+            self.gate,
+            self.bias,
+            config.num_experts_per_tok,
+            config.routed_scaling_factor,
+            normalize=config.norm_topk_prob,
+            groups=(config.n_group, config.topk_group),
+            used=used,
+            impl=ops,
+        )
 
 
 class ExpertSplit:
@@ -174,23 +172,25 @@ class MixtureOfExperts(nn.Module):
         found = prefixed("gate.", self.router) | prefixed("experts.", self.routed)
         return found if self.shared is None else found | prefixed("shared_experts.", self.shared)
 
-    def forward(self, x: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, used: Tensor | None = None, ops: str = "reference") -> tuple[Tensor, Tensor]:
         """Map rows x [T, D], already normed.
 
         Args:
             x: [T, D] float.
-            used: [T] bool, rows in use, for the CUDA op: the others ask for no expert. None takes plain torch.
+            used: [T] bool, rows in use: the others ask for no expert. None for all.
+            ops: what the ops run as, "auto" or "reference".
 
         Returns:
-            [T, D] in x's dtype, this rank's summand, and the expert ids [T, k] i64 of the whole layer.
+            [T, D] in x's dtype, this rank's summand, and the expert ids [T, k] i32 of the whole layer.
         """
-        expert_ids, weights = self.router(x)
-        own = expert_ids - self.routed.split.experts.start  # ids of other ranks fall outside, where no expert is
-        if used is not None:
-            own = torch.where(used[:, None], own, -1).int()
-            return moe_int4(x, own, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
-        out = moe_int4(x, own, weights, self.routed.experts, impl="reference")
-        return out if self.shared is None else out + self.shared(x), expert_ids
+        with stage("router"):
+            expert_ids, weights = self.router(x, used, ops)
+        with stage("experts"):
+            own = expert_ids - self.routed.split.experts.start  # ids of other ranks fall outside, where no expert is
+            if ops == "auto":
+                return moe_int4(x, own, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
+            out = moe_int4(x, own, weights, self.routed.experts, impl=ops)
+            return out if self.shared is None else out + self.shared(x, ops), expert_ids
 
     def _shared_expert(self) -> DenseExperts | None:
         """Return the shared expert as the op reads it, an expert of a set of one."""

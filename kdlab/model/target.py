@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from kdlab.checks import check_int, check_shape
 from kdlab.config import TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.ancestors import num_words
-from kdlab.kernels.reference import rms_norm
+from kdlab.kernels.stage import stage
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
@@ -64,12 +65,24 @@ class DecoderLayer(nn.Module):
         norms = wholes(input_layernorm=self.input_norm, post_attention_layernorm=self.post_norm)
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
-    def forward(self, x: Tensor, plan: AttentionPlan | KernelPlan) -> tuple[Tensor, Tensor | None]:
-        """Map the residual stream x [T, D], T = S * N; also return the expert ids [T, k] of a MoE layer."""
-        x = x + self.ranks.all_reduce(self.attention(rms_norm(x, self.input_norm, self.eps), plan), "attention")
-        h = rms_norm(x, self.post_norm, self.eps)
-        out, expert_ids = (self.mlp(h), None) if isinstance(self.mlp, SwiGlu) else self.mlp(h, plan.used)
-        return x + self.ranks.all_reduce(out, "mlp"), expert_ids
+    def forward(
+        self, x: Tensor, h: Tensor, plan: AttentionPlan | KernelPlan
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run the layer on the residual stream x [T, D], T = S * N, and its norm h [T, D] by `input_norm`.
+
+        Returns:
+            The stream with the attention added, what the feed-forward adds to that next (both [T, D]: one launch adds
+            and norms), and the expert ids [T, k] of a MoE layer.
+        """
+        attended = self.ranks.all_reduce(self.attention(h, plan), "attention")
+        with stage("norms"):
+            x, h = add_norm(x, attended, self.post_norm, self.eps, impl=plan.ops)
+        if isinstance(self.mlp, SwiGlu):
+            with stage("dense layers"):
+                out, expert_ids = self.mlp(h, plan.ops), None
+        else:
+            out, expert_ids = self.mlp(h, plan.used, plan.ops)
+        return x, self.ranks.all_reduce(out, "mlp"), expert_ids
 
 
 class Target(nn.Module):
@@ -182,23 +195,33 @@ class Target(nn.Module):
         """
         self._check(tokens, positions, start, mask, taps)
         tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
-        x = self.embed(tokens.flatten())
+        with stage("embedding"):
+            x = self.embed(tokens.flatten())
         heads = self.layers[0].attention.num_heads
         plan = plan_attention(self.config, positions, cache, start, mask, x.dtype, impl, num_heads=heads)
-        tapped: dict[int, Tensor] = {}
+        update: Tensor | None = None
+        streams: list[Tensor] = []  # the residual stream before each layer, and after the last
         chosen: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
-            x, expert_ids = layer(x, plan)
-            if i in taps:
-                tapped[i] = x
+        for layer in self.layers:
+            x, h = self._add_norm(x, update, layer.input_norm, plan)
+            streams.append(x)
+            x, update, expert_ids = layer(x, h, plan)
             if collect_experts and expert_ids is not None:
                 chosen.append(expert_ids.to(torch.int16).view(*tokens.shape, -1))
+        x, hidden = self._add_norm(x, update, self.norm, plan)
+        streams.append(x)
         return TargetOutput(
-            hidden=rms_norm(x, self.norm, self.config.rms_norm_eps).view(*tokens.shape, -1),
-            taps=torch.cat([tapped[tap] for tap in taps], dim=-1).view(*tokens.shape, -1) if taps else None,
+            hidden=hidden.view(*tokens.shape, -1),
+            taps=torch.cat([streams[tap + 1] for tap in taps], dim=-1).view(*tokens.shape, -1) if taps else None,
             expert_ids=torch.stack(chosen, dim=1) if chosen else None,
             impl=plan.ran,
         )
+
+    def _add_norm(
+        self, x: Tensor, update: Tensor | None, weight: Tensor, plan: AttentionPlan | KernelPlan
+    ) -> tuple[Tensor, Tensor]:
+        with stage("norms"):
+            return add_norm(x, update, weight, self.config.rms_norm_eps, impl=plan.ops)
 
     def _check(
         self, tokens: Tensor, positions: Tensor, start: Tensor, mask: Tensor | VisibleRows, taps: Sequence[int]

@@ -56,21 +56,32 @@ def test_the_bias_changes_the_choice_and_never_the_formula_of_the_weights():
     after, weights = made(x)
     assert not (before == 5).any(-1).all()
     assert (after == 5).any(-1).all()
-    scores = (x @ made.gate.T).sigmoid().gather(1, after)
+    scores = (x @ made.gate.T).sigmoid().gather(1, after.long())
     assert_close(weights, scores / scores.sum(-1, keepdim=True) * 2.5)
-    biased = ((x @ made.gate.T).sigmoid() + made.bias).gather(1, after)
+    biased = ((x @ made.gate.T).sigmoid() + made.bias).gather(1, after.long())
     assert (weights - biased / biased.sum(-1, keepdim=True) * 2.5).abs().max() > 0.1
 
 
 def test_bfloat16_rows_are_routed_in_float32():
-    made = router(config(), torch.bfloat16)
-    assert made.gate.dtype == made.bias.dtype == torch.float32
+    made, wide = router(config(), torch.bfloat16), router(config(), torch.float32)
+    assert made.bias.dtype == torch.float32
+    wide.gate.copy_(made.gate)
     x = torch.randn(20, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
-    _, weights = made(x)
+    expert_ids, weights = made(x)
     assert weights.dtype == torch.float32
-    in_bfloat16 = (x @ made.gate.bfloat16().T).sigmoid()
-    assert not torch.equal(made(x.float())[1], in_bfloat16.float().topk(3).values)
-    assert torch.equal(made(x.float())[1], weights)
+    in_bfloat16 = (x @ made.gate.T).sigmoid().float()
+    assert not torch.equal(in_bfloat16.gather(1, expert_ids.long()), wide(x.float())[1])
+    assert torch.equal(expert_ids, wide(x.float())[0])
+    assert torch.equal(weights, wide(x.float())[1])
+
+
+def test_rows_that_are_not_in_use_ask_for_no_expert():
+    made, x = router(config()), torch.randn(5, 48, dtype=torch.float64)
+    used = torch.tensor([True, False, True, True, False])
+    expert_ids, weights = made(x, used)
+    assert torch.equal(expert_ids[used], made(x)[0][used])
+    assert (expert_ids[~used] == -1).all()
+    assert (weights[~used] == 0).all()
 
 
 @pytest.mark.parametrize("shared", [1, 2])
