@@ -143,15 +143,25 @@ def _differences(index: Mapping[str, str], target: TargetConfig) -> list[str]:
 
 
 def check_room(nbytes: int, device: torch.device) -> None:
-    """Raise UnsupportedDevice where a GPU has less free memory than weights of `nbytes` take."""
-    if device.type != "cuda":
-        return
-    free = torch.cuda.mem_get_info(device)[0]
-    if nbytes > free:
+    """Raise UnsupportedDevice where a device has less free memory than weights of `nbytes` take.
+
+    A CPU's is what Linux calls available; elsewhere it is not known, and nothing is refused.
+    """
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes()
+    if free is not None and nbytes > free:
         raise UnsupportedDevice(
             f"{device}: expected {nbytes / 2**30:.1f} GiB of free memory for the weights, got {free / 2**30:.1f} GiB; "
             "`kdlab doctor --model DIR` says how many ranks they need"
         )
+
+
+def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else int(found[1]) << 10
 
 
 def _weights(model: torch.nn.Module) -> int:

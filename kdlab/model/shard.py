@@ -61,6 +61,7 @@ class Shard:
                 self.header = _read_header(path, file, self.nbytes)
                 # A private map: torch wants writable memory, and nothing that is written here reaches the file.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map.madvise(mmap.MADV_SEQUENTIAL)  # parts are read in the order of the file
         except (OSError, ValueError) as error:
             raise _broken(path, error) from error
         self.tensors = _parse(path, self.header, self.nbytes)

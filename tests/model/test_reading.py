@@ -159,6 +159,17 @@ def test_everything_is_checked_before_the_first_byte_is_read(folders, tmp_path, 
     assert len(places) == 2
 
 
+def test_a_model_that_the_host_cannot_hold_is_refused(folders, tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 7 kB\n")
+    assert fit._available_bytes(tmp_path / "meminfo") == 7 << 10
+    assert fit._available_bytes(tmp_path / "nothing") is None
+    monkeypatch.setattr(fit, "_available_bytes", lambda: 7 << 10)
+    with pytest.raises(UnsupportedDevice, match=r"cpu: expected .* GiB of free memory"):
+        kdlab.load_pair(folders[0])
+    monkeypatch.setattr(fit, "_available_bytes", lambda: None)
+    kdlab.load_pair(folders[0])
+
+
 def test_planned_bytes_are_those_of_the_weights(folders):
     for planned in (
         plan_target(folders[0], device="cpu", dtype=torch.float32),
