@@ -14,7 +14,7 @@
 
 struct Config {
   static constexpr int D = HEAD_DIM, CHUNKS = D / 8, ROW_BYTES = 2 * D;
-  static constexpr int TILE_ROWS = 64, TILE_KEYS = 64, STAGES = 2;
+  static constexpr int TILE_ROWS = 64, TILE_KEYS = 64, STAGES = 3;
   static constexpr int ROW_WARPS = TILE_ROWS / 16, KEY_WARPS = 2, WARP_KEYS = TILE_KEYS / KEY_WARPS;
   static constexpr int THREADS = ROW_WARPS * KEY_WARPS * WARP;
   static constexpr int KEY_STEPS = D / 16, VALUE_TILES = D / 8;  // mma steps along a query, tiles of 8 output columns
@@ -25,29 +25,32 @@ static_assert(Config::THREADS % Config::CHUNKS == 0 && Config::WARP_KEYS % 16 ==
 
 // What the host fixes by shapes.
 struct Sizes {
-  int num_slots, num_heads, num_kv_heads;  // b, H, G
-  int num_rows;                            // P of the context
+  int num_slots, num_heads, num_kv_heads, group, row_tiles;  // b, H, G, H/G, tiles of a key head's rows
+  int num_rows;                                              // P of the context
   int window, causal;
   int num_splits;
-
-  DEVICE int group() const { return num_heads / num_kv_heads; }
-  DEVICE int row_tiles() const { return cdiv(num_slots * group(), Config::TILE_ROWS); }
+  float per_group, per_row_tile, per_split;  // reciprocals
 };
+
+// x / n for a reciprocal of n, x below 2^21: half a step from every whole number, no rounding crosses one. An integer
+// division takes a hundred cycles, and there would be ten of them before the first load.
+DEVICE int quotient(int x, float reciprocal) { return int((x + 0.5f) * reciprocal); }
 
 // Which keys the slots of one stream see, and how the blocks share them: part i has key tiles
 // i * tiles_each .. of num_tiles. Attention and merge must agree on it.
 struct Share {
   int start, first, end;  // keys first .. end - 1, those from `start` on in the block
-  int num_tiles, tiles_each, num_parts;
+  int num_tiles, tiles_each;
 
   DEVICE Share(const Sizes& sizes, int given_start) {
     start = min(max(given_start, 0), sizes.num_rows);
     end = start + sizes.num_slots;
     first = max(start - sizes.window + 1, 0);
     num_tiles = cdiv(end - first, Config::TILE_KEYS);
-    tiles_each = max(cdiv(num_tiles, sizes.num_splits), MIN_TILES);
-    num_parts = cdiv(num_tiles, tiles_each);
+    tiles_each = max(quotient(num_tiles - 1, sizes.per_split) + 1, MIN_TILES);
   }
+  DEVICE bool is_whole() const { return tiles_each >= num_tiles; }
+  DEVICE int num_parts() const { return quotient(num_tiles - 1, 1.0f / tiles_each) + 1; }
 };
 
 struct Stage {
@@ -55,8 +58,7 @@ struct Stage {
   alignas(128) u8 values[Config::TILE_KEYS * Config::ROW_BYTES];
 };
 struct Plan {
-  alignas(128) u8 queries[Config::TILE_ROWS * Config::ROW_BYTES];
-  Stage stages[Config::STAGES];
+  Stage stages[Config::STAGES];  // queries pass through the last on their way to registers
 };
 // How the second half of the warps hands its sums over, in the memory of the stages.
 struct Exchange {
@@ -65,6 +67,7 @@ struct Exchange {
 };
 static_assert(sizeof(Plan) == PLAN_BYTES, "the launch asks for as much");
 static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_120");
+static_assert(Config::TILE_ROWS == Config::TILE_KEYS, "queries fit where keys stand");
 static_assert(sizeof(Exchange) <= sizeof(Stage) * Config::STAGES, "fits where keys and values stood");
 
 // Offset of a chunk of 16 bytes: 8 rows of one column of chunks, which ldmatrix reads together, lie in different banks.
@@ -89,48 +92,71 @@ struct Unit {
   int stream, kv_head, row_tile, index;
 
   DEVICE Unit(const Sizes& sizes, int y, int z) {
-    stream = z, kv_head = y / sizes.row_tiles(), row_tile = y % sizes.row_tiles();
-    index = z * sizes.num_kv_heads * sizes.row_tiles() + y;
+    stream = z, kv_head = quotient(y, sizes.per_row_tile), row_tile = y - kv_head * sizes.row_tiles;
+    index = z * sizes.num_kv_heads * sizes.row_tiles + y;
   }
 };
 
-// Rows beyond the last one come as zeros.
-DEVICE void copy_queries(const Params& p, const Sizes& sizes, const Unit& unit, Plan& plan) {
-  const int group = sizes.group(), chunk = threadIdx.x % Config::CHUNKS;
-  const Scalar* base = p.q + unit.stream * p.q_stream + unit.kv_head * group * Config::D + chunk * 8;
-#pragma unroll
-  for (int row = threadIdx.x / Config::CHUNKS; row < Config::TILE_ROWS; row += Config::THREADS / Config::CHUNKS) {
-    const int flat = unit.row_tile * Config::TILE_ROWS + row;
-    const bool used = flat < sizes.num_slots * group;
-    const Scalar* source = used ? base + flat / group * p.q_row + flat % group * Config::D : p.q;
-    copy_async(shared_address(plan.queries) + place(row, chunk), source, used);
-  }
-}
+// A row of a tile is slot `slot` of query head `head` among those of its key head.
+struct Row {
+  int slot, head;
+  bool used;
 
-// Rows past the last key come as zeros, so that what stands there (NaN) meets no weight of 0.
-DEVICE void copy_tile(const Params& p, const Sizes& sizes, const Unit& unit, const Share& share, int tile,
-                      Stage& stage) {
-  const int chunk = threadIdx.x % Config::CHUNKS;
-  const i64 column = unit.kv_head * Config::D + chunk * 8, width = i64(sizes.num_kv_heads) * Config::D;
-  const u32 keys = shared_address(stage.keys), values = shared_address(stage.values);
-#pragma unroll
-  for (int row = threadIdx.x / Config::CHUNKS; row < Config::TILE_KEYS; row += Config::THREADS / Config::CHUNKS) {
-    const int key = share.first + tile * Config::TILE_KEYS + row, slot = key - share.start;
-    const bool valid = key < share.end;
-    const Scalar *k = p.keys, *v = p.values;
-    if (slot < 0) {
-      const i64 at = unit.stream * p.context_stream + key * width + column;
-      k += at, v += at;
-    } else if (valid) {
-      k = p.block_k + unit.stream * p.k_stream + slot * p.k_row + column;
-      v = p.block_v + unit.stream * p.v_stream + slot * p.v_row + column;
-    }
-    copy_async(keys + place(row, chunk), k, valid);
-    copy_async(values + place(row, chunk), v, valid);
+  DEVICE Row(const Sizes& sizes, const Unit& unit, int row) {
+    const int flat = unit.row_tile * Config::TILE_ROWS + row;
+    slot = quotient(flat, sizes.per_group), head = flat - slot * sizes.group;
+    used = slot < sizes.num_slots;
   }
-}
+};
+
+// What a thread copies of a tile of queries, keys or values: chunk `chunk` of rows `row`, `row` + STEP, ...
+struct Copier {
+  static constexpr int STEP = Config::THREADS / Config::CHUNKS, TIMES = Config::TILE_KEYS / STEP;
+  static_assert(STEP % 8 == 0 && TIMES >= 1, "all rows of a thread turn their chunks alike");
+  int row, chunk;
+  u32 to;  // of its first row in a tile
+
+  DEVICE Copier() : row(threadIdx.x / Config::CHUNKS), chunk(threadIdx.x % Config::CHUNKS), to(place(row, chunk)) {}
+
+  // Rows beyond the last one come as zeros.
+  DEVICE void queries(const Params& p, const Sizes& sizes, const Unit& unit, u32 shared) const {
+    const Scalar* base = p.q + unit.stream * p.q_stream + unit.kv_head * sizes.group * Config::D + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i) {
+      const Row at(sizes, unit, row + i * STEP);
+      const Scalar* source = at.used ? base + at.slot * p.q_row + at.head * Config::D : p.q;
+      copy_async(shared + to + i * STEP * Config::ROW_BYTES, source, at.used);
+    }
+  }
+
+  // Rows past the last key come as zeros, so that what stands there (NaN) meets no weight of 0.
+  DEVICE void tile(const Params& p, const Sizes& sizes, const Unit& unit, const Share& share, int tile,
+                   const Stage& stage) const {
+    const u32 keys = shared_address(stage.keys) + to, values = shared_address(stage.values) + to;
+    const int first = share.first + tile * Config::TILE_KEYS;
+    const i64 width = i64(sizes.num_kv_heads) * Config::D, column = unit.kv_head * Config::D + chunk * 8;
+    const i64 at = unit.stream * p.context_stream + (first + row) * width + column;
+    const bool all_past = first + Config::TILE_KEYS <= share.start;
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i) {
+      const Scalar *k = p.keys + at + i * STEP * width, *v = p.values + at + i * STEP * width;
+      bool valid = true;
+      const int key = first + row + i * STEP, slot = key - share.start;
+      if (!all_past && slot >= 0) {
+        valid = key < share.end;
+        k = valid ? p.block_k + unit.stream * p.k_stream + slot * p.k_row + column : p.keys;
+        v = valid ? p.block_v + unit.stream * p.v_stream + slot * p.v_row + column : p.values;
+      }
+      copy_async(keys + i * STEP * Config::ROW_BYTES, k, valid);
+      copy_async(values + i * STEP * Config::ROW_BYTES, v, valid);
+    }
+  }
+};
 
 // ---- one warp: 16 rows, 32 keys of each tile ---------------------------------------------------------------------
+
+// What weights are relative to; of a row that has seen no key, anything finite.
+DEVICE float finite(float best) { return best == -INFINITY_F32 ? 0.0f : best; }
 
 struct State {
   u32 q[Config::KEY_STEPS][4];        // A fragments
@@ -147,32 +173,37 @@ DEVICE void begin(State& state, const Sizes& sizes, const Unit& unit, const Shar
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     state.best[i] = -INFINITY_F32, state.sum[i] = 0.0f;
-    const int flat = unit.row_tile * Config::TILE_ROWS + row_warp * 16 + i * 8 + lane_id() / 4;
-    const int position = share.start + flat / sizes.group();
+    const int position = share.start + Row(sizes, unit, row_warp * 16 + i * 8 + lane_id() / 4).slot;
     state.low[i] = position - sizes.window + 1;
     state.high[i] = min(sizes.causal ? position : position + sizes.window - 1, share.end - 1);
   }
 }
 
-DEVICE void load_queries(State& state, const Plan& plan, int row_warp) {
+DEVICE void load_queries(State& state, u32 queries, int row_warp) {
 #pragma unroll
   for (int step = 0; step < Config::KEY_STEPS; ++step)
-    load_matrices(state.q[step], shared_address(plan.queries) +
-                                     place(row_warp * 16 + lane_id() % 16, 2 * step + lane_id() / 16));
+    load_matrices(state.q[step], queries + place(row_warp * 16 + lane_id() % 16, 2 * step + lane_id() / 16));
 }
 
 // Scores of this warp's keys in log2, -inf where a row does not see a key. `key` is the first of the warp's keys.
 DEVICE void score(const State& state, u32 keys, int first_row, int key, float scale_log2,
                   float (&scores)[Config::WARP_KEYS / 8][4]) {
+  constexpr int LOADS = Config::WARP_KEYS / 16;
   const int row = first_row + lane_id() % 8 + lane_id() / 16 * 8, half = lane_id() / 8 % 2;
+  u32 b[2][LOADS][4];  // of this step and the next: a multiplication that waits for its own load waits long
 #pragma unroll
-  for (int step = 0; step < Config::KEY_STEPS; ++step) {
+  for (int step = -1; step < Config::KEY_STEPS; ++step) {
+    if (step + 1 < Config::KEY_STEPS) {
 #pragma unroll
-    for (int n = 0; n < Config::WARP_KEYS / 8; n += 2) {
-      u32 b[4];
-      load_matrices(b, keys + place(row + n * 8, 2 * step + half));
-      multiply_add<Scalar>(scores[n], state.q[step], b[0], b[1]);
-      multiply_add<Scalar>(scores[n + 1], state.q[step], b[2], b[3]);
+      for (int n = 0; n < LOADS; ++n)
+        load_matrices(b[(step + 1) % 2][n], keys + place(row + n * 16, 2 * step + 2 + half));
+    }
+    if (step < 0) continue;
+#pragma unroll
+    for (int n = 0; n < LOADS; ++n) {
+      const u32 (&now)[4] = b[step % 2][n];
+      multiply_add<Scalar>(scores[2 * n], state.q[step], now[0], now[1]);
+      multiply_add<Scalar>(scores[2 * n + 1], state.q[step], now[2], now[3]);
     }
   }
   // The rows of one tile see different keys only at the window's edge and among the block's slots.
@@ -190,14 +221,15 @@ DEVICE void score(const State& state, u32 keys, int first_row, int key, float sc
 
 // Turns scores into weights, relative to the best score so far, and scales what was summed before.
 DEVICE void weigh(State& state, float (&scores)[Config::WARP_KEYS / 8][4]) {
+  float shrink[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float best = state.best[h];
 #pragma unroll
     for (int n = 0; n < Config::WARP_KEYS / 8; ++n) best = max(best, max(scores[n][2 * h], scores[n][2 * h + 1]));
     best = warp_max<4>(best);
-    const float reference = best == -INFINITY_F32 ? 0.0f : best;  // of a row that has seen no key yet
-    const float shrink = exp2_fast(state.best[h] - reference);
+    const float reference = finite(best);
+    shrink[h] = exp2_fast(state.best[h] - reference);
     state.best[h] = best;
     float sum = 0.0f;
 #pragma unroll
@@ -207,32 +239,44 @@ DEVICE void weigh(State& state, float (&scores)[Config::WARP_KEYS / 8][4]) {
         scores[n][i] = exp2_fast(scores[n][i] - reference);
         sum += scores[n][i];
       }
-    state.sum[h] = state.sum[h] * shrink + sum;
-#pragma unroll
-    for (int n = 0; n < Config::VALUE_TILES; ++n) state.o[n][2 * h] *= shrink, state.o[n][2 * h + 1] *= shrink;
+    state.sum[h] = state.sum[h] * shrink[h] + sum;
   }
+  if (!__any_sync(FULL_MASK, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+#pragma unroll
+  for (int n = 0; n < Config::VALUE_TILES; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.o[n][i] *= shrink[i / 2];
 }
 
 DEVICE void add_values(State& state, u32 values, int first_row, const float (&weights)[Config::WARP_KEYS / 8][4]) {
+  constexpr int LOADS = 2, GROUPS = Config::VALUE_TILES / (2 * LOADS), ALL = Config::WARP_KEYS / 16 * GROUPS;
+  u32 a[4], b[2][LOADS][4];  // as in `score`
 #pragma unroll
-  for (int step = 0; step < Config::WARP_KEYS / 16; ++step) {
-    const float (&low)[4] = weights[2 * step], (&high)[4] = weights[2 * step + 1];
-    const u32 a[4] = {pack_pair<Scalar>(low[0], low[1]), pack_pair<Scalar>(low[2], low[3]),
-                      pack_pair<Scalar>(high[0], high[1]), pack_pair<Scalar>(high[2], high[3])};
-    const int row = first_row + step * 16 + lane_id() % 16;
+  for (int i = -1; i < ALL; ++i) {
+    if (i + 1 < ALL) {
 #pragma unroll
-    for (int n = 0; n < Config::VALUE_TILES; n += 2) {
-      u32 b[4];
-      load_matrices_transposed(b, values + place(row, n + lane_id() / 16));
-      multiply_add<Scalar>(state.o[n], a, b[0], b[1]);
-      multiply_add<Scalar>(state.o[n + 1], a, b[2], b[3]);
+      for (int n = 0; n < LOADS; ++n)
+        load_matrices_transposed(b[(i + 1) % 2][n],
+                                 values + place(first_row + (i + 1) / GROUPS * 16 + lane_id() % 16,
+                                                ((i + 1) % GROUPS * LOADS + n) * 2 + lane_id() / 16));
+    }
+    if (i < 0) continue;
+    if (i % GROUPS == 0) {
+      const float (&low)[4] = weights[i / GROUPS * 2], (&high)[4] = weights[i / GROUPS * 2 + 1];
+      a[0] = pack_pair<Scalar>(low[0], low[1]), a[1] = pack_pair<Scalar>(low[2], low[3]);
+      a[2] = pack_pair<Scalar>(high[0], high[1]), a[3] = pack_pair<Scalar>(high[2], high[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < LOADS; ++n) {
+      const int column = (i % GROUPS * LOADS + n) * 2;
+      const u32 (&now)[4] = b[i % 2][n];
+      multiply_add<Scalar>(state.o[column], a, now[0], now[1]);
+      multiply_add<Scalar>(state.o[column + 1], a, now[2], now[3]);
     }
   }
 }
 
 // ---- results -----------------------------------------------------------------------------------------------------
-
-DEVICE float finite(float best) { return best == -INFINITY_F32 ? 0.0f : best; }
 
 DEVICE void hand_over(const State& state, Exchange& exchange, int row_warp) {
 #pragma unroll
@@ -262,136 +306,163 @@ DEVICE void take_over(State& state, const Exchange& exchange, int row_warp) {
   }
 }
 
-// Row r of a tile is slot r / (H/G), head r % (H/G) of the key head's; returns where its output begins.
-DEVICE i64 output_of(const Sizes& sizes, const Unit& unit, int flat) {
-  const int group = sizes.group();
-  const i64 row = i64(unit.stream) * sizes.num_slots + flat / group;
-  return (row * sizes.num_heads + unit.kv_head * group + flat % group) * Config::D;
+// Where the output of a row begins.
+DEVICE i64 output_of(const Sizes& sizes, const Unit& unit, const Row& row) {
+  const i64 slot = i64(unit.stream) * sizes.num_slots + row.slot;
+  return (slot * sizes.num_heads + unit.kv_head * sizes.group + row.head) * Config::D;
 }
 
-DEVICE void store(const State& state, const Sizes& sizes, const Unit& unit, int num_parts, int row_warp, Scalar* o,
+DEVICE void store(const State& state, const Sizes& sizes, const Unit& unit, bool is_whole, int row_warp, Scalar* o,
                   float* o_partial, float2* stats_partial) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = warp_sum<4>(state.sum[h]);
-    const int row = row_warp * 16 + h * 8 + lane_id() / 4, flat = unit.row_tile * Config::TILE_ROWS + row;
-    if (flat >= sizes.num_slots * sizes.group()) continue;
-    if (num_parts == 1) {
-      Scalar* to = o + output_of(sizes, unit, flat) + lane_id() % 4 * 2;
+    const int row = row_warp * 16 + h * 8 + lane_id() / 4;
+    const Row at(sizes, unit, row);
+    if (!at.used) continue;
+    if (is_whole) {
+      Scalar* to = o + output_of(sizes, unit, at) + lane_id() % 4 * 2;
+      const float scale = 1.0f / sum;
 #pragma unroll
       for (int n = 0; n < Config::VALUE_TILES; ++n)
-        *reinterpret_cast<u32*>(to + n * 8) = pack_pair<Scalar>(state.o[n][2 * h] / sum, state.o[n][2 * h + 1] / sum);
+        *reinterpret_cast<u32*>(to + n * 8) =
+            pack_pair<Scalar>(state.o[n][2 * h] * scale, state.o[n][2 * h + 1] * scale);
     } else {
-      const i64 at = (i64(unit.index) * sizes.num_splits + blockIdx.x) * Config::TILE_ROWS + row;
-      float* to = o_partial + at * Config::D + lane_id() % 4 * 2;
+      const i64 part = (i64(unit.index) * sizes.num_splits + blockIdx.x) * Config::TILE_ROWS + row;
+      float* to = o_partial + part * Config::D + lane_id() % 4 * 2;
 #pragma unroll
       for (int n = 0; n < Config::VALUE_TILES; ++n)
         *reinterpret_cast<float2*>(to + n * 8) = make_float2(state.o[n][2 * h], state.o[n][2 * h + 1]);
-      if (lane_id() % 4 == 0) stats_partial[at] = make_float2(state.best[h], sum);
+      if (lane_id() % 4 == 0) stats_partial[part] = make_float2(state.best[h], sum);
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::THREADS, BLOCKS_A_SM)
+extern "C" __global__ void __launch_bounds__(Config::THREADS)
     draft_attention(const Scalar* q, const Scalar* block_k, const Scalar* block_v, const Scalar* keys,
                     const Scalar* values, const i32* __restrict__ starts, Scalar* __restrict__ o,
                     float* __restrict__ o_partial, float2* __restrict__ stats_partial, i64 q_stream, i64 q_row,
                     i64 k_stream, i64 k_row, i64 v_stream, i64 v_row, i64 context_stream, int num_slots, int num_heads,
-                    int num_kv_heads, int num_rows, int window, int causal, int num_splits, float scale_log2) {
+                    int num_kv_heads, int group, int row_tiles, int num_rows, int window, int causal, int num_splits,
+                    float per_group, float per_row_tile, float per_split, float scale_log2) {
   extern __shared__ __align__(128) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
   const Params p{q, block_k, block_v, keys, values, q_stream, q_row, k_stream, k_row, v_stream, v_row, context_stream};
-  const Sizes sizes{num_slots, num_heads, num_kv_heads, num_rows, window, causal, num_splits};
+  const Sizes sizes{num_slots, num_heads, num_kv_heads, group,     row_tiles,    num_rows,
+                    window,    causal,    num_splits,   per_group, per_row_tile, per_split};
   const Unit unit(sizes, blockIdx.y, blockIdx.z);
+  const Copier copier;
   grid_dependency_wait();
-  grid_dependency_launch();
+  grid_dependency_launch();  // not before the wait: draft_merge reads `starts` ahead of its own
   const Share share(sizes, starts[unit.stream]);
   const int first = blockIdx.x * share.tiles_each, count = min(share.num_tiles - first, share.tiles_each);
   if (count <= 0) return;
-  copy_queries(p, sizes, unit, plan);
-  const int row_warp = warp_id() % Config::ROW_WARPS, key_warp = warp_id() / Config::ROW_WARPS;
-  const bool has_rows = unit.row_tile * Config::TILE_ROWS + row_warp * 16 < num_slots * sizes.group();
+  Stage& last = plan.stages[Config::STAGES - 1];
+  copier.queries(p, sizes, unit, shared_address(last.keys));
 #pragma unroll
-  for (int i = 0; i < Config::STAGES; ++i) {
-    if (i < count) copy_tile(p, sizes, unit, share, first + i, plan.stages[i]);
+  for (int i = 0; i < Config::STAGES - 1; ++i) {
+    if (i < count) copier.tile(p, sizes, unit, share, first + i, plan.stages[i]);
     copy_async_commit();
   }
+  const int row_warp = warp_id() % Config::ROW_WARPS, key_warp = warp_id() / Config::ROW_WARPS;
+  const bool has_rows = Row(sizes, unit, row_warp * 16).used;
   State state;
   begin(state, sizes, unit, share, row_warp);
   for (int i = 0; i < count; ++i) {
-    copy_async_wait<Config::STAGES - 1>();
+    copy_async_wait<Config::STAGES - 2>();
     __syncthreads();
-    Stage& stage = plan.stages[i % Config::STAGES];
-    if (i == 0) load_queries(state, plan, row_warp);
-    if (has_rows) {
-      float scores[Config::WARP_KEYS / 8][4] = {};
-      const int row = key_warp * Config::WARP_KEYS, key = share.first + (first + i) * Config::TILE_KEYS + row;
-      score(state, shared_address(stage.keys), row, key, scale_log2, scores);
-      weigh(state, scores);
-      add_values(state, shared_address(stage.values), row, scores);
+    if (i == 0) {
+      load_queries(state, shared_address(last.keys), row_warp);
+      __syncthreads();
     }
-    __syncthreads();
-    if (i + Config::STAGES < count)
-      copy_tile(p, sizes, unit, share, first + i + Config::STAGES, stage);
+    const int ahead = i + Config::STAGES - 1;
+    if (ahead < count) copier.tile(p, sizes, unit, share, first + ahead, plan.stages[ahead % Config::STAGES]);
     copy_async_commit();
+    if (!has_rows) continue;
+    const Stage& stage = plan.stages[i % Config::STAGES];
+    float scores[Config::WARP_KEYS / 8][4] = {};
+    const int row = key_warp * Config::WARP_KEYS, key = share.first + (first + i) * Config::TILE_KEYS + row;
+    score(state, shared_address(stage.keys), row, key, scale_log2, scores);
+    weigh(state, scores);
+    add_values(state, shared_address(stage.values), row, scores);
   }
+  __syncthreads();
   Exchange& exchange = *reinterpret_cast<Exchange*>(plan.stages);
   if (key_warp == 1) hand_over(state, exchange, row_warp);
   __syncthreads();
   if (key_warp == 1) return;
   take_over(state, exchange, row_warp);
-  store(state, sizes, unit, share.num_parts, row_warp, o, o_partial, stats_partial);
+  store(state, sizes, unit, share.is_whole(), row_warp, o, o_partial, stats_partial);
 }
 
 // ---- merge -------------------------------------------------------------------------------------------------------
 
-constexpr int MERGE_WARPS = 8, EACH = Config::D / WARP;  // values a lane
+constexpr int MERGE_WARPS = 32, EACH = Config::D / WARP, BATCH = 4;  // values a lane, parts that a warp reads at once
 
-// Warps of a row add parts w, w + row_warps, ...; then the first adds their sums in order. Grid (blocks of
+// A sum under way: its weights are relative to 2^best.
+struct Partial {
+  float best = -INFINITY_F32, sum = 0.0f, values[EACH] = {};
+
+  DEVICE void add(float2 stats, const Vec<float, EACH>& other) {
+    const float new_best = max(best, stats.x);
+    const float mine = exp2f(best - finite(new_best)), theirs = exp2f(stats.x - finite(new_best));
+    sum = sum * mine + stats.y * theirs;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) values[i] = values[i] * mine + other[i] * theirs;
+    best = new_best;
+  }
+};
+
+// Warps of a row add up parts w, w + row_warps, ...; then the first adds their sums in order. Grid (blocks of
 // MERGE_WARPS / row_warps rows of a tile, G tiles, S), as draft_attention's otherwise.
 extern "C" __global__ void __launch_bounds__(MERGE_WARPS* WARP)
     draft_merge(const float* __restrict__ o_partial, const float2* __restrict__ stats_partial,
-                const i32* __restrict__ starts, Scalar* __restrict__ o, int num_slots, int num_heads,
-                int num_kv_heads, int num_rows, int window, int num_splits, int row_warps) {
+                const i32* __restrict__ starts, Scalar* __restrict__ o, int num_slots, int num_heads, int num_kv_heads,
+                int group, int row_tiles, int num_rows, int window, int num_splits, float per_group,
+                float per_row_tile, float per_split, int row_warps) {
   __shared__ Vec<float, EACH> sums[MERGE_WARPS][WARP];
-  __shared__ float weights[MERGE_WARPS];
-  const Sizes sizes{num_slots, num_heads, num_kv_heads, num_rows, window, 0, num_splits};
+  __shared__ float2 stats[MERGE_WARPS];
+  const Sizes sizes{num_slots, num_heads, num_kv_heads, group,     row_tiles,    num_rows,
+                    window,    0,         num_splits,   per_group, per_row_tile, per_split};
   const Unit unit(sizes, blockIdx.y, blockIdx.z);
-  const int row = blockIdx.x * (MERGE_WARPS / row_warps) + warp_id() / row_warps, member = warp_id() % row_warps;
-  const int flat = unit.row_tile * Config::TILE_ROWS + row;
-  const bool used = flat < num_slots * sizes.group();
-  grid_dependency_wait();
+  const int row = (blockIdx.x * MERGE_WARPS + warp_id()) / row_warps, member = warp_id() % row_warps;
+  const Row at(sizes, unit, row);
+  // draft_attention started after `starts` was written, and this after draft_attention.
   const Share share(sizes, starts[unit.stream]);
-  if (share.num_parts == 1) return;
-  const i64 first = i64(unit.index) * num_splits * Config::TILE_ROWS + (used ? row : 0);
-  float best = -INFINITY_F32;
-  for (int part = lane_id(); part < share.num_parts; part += WARP)
-    best = max(best, stats_partial[first + part * Config::TILE_ROWS].x);
-  best = warp_max(best);
-  float sum = 0.0f;
-  Vec<float, EACH> total;
+  const int num_parts = share.num_parts();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  if (num_parts == 1) return;
+  const i64 first = i64(unit.index) * num_splits * Config::TILE_ROWS + row;
+  Partial total;
+  if (at.used) {
+    for (int begin = member; begin < num_parts; begin += row_warps * BATCH) {
+      float2 part_stats[BATCH];
+      Vec<float, EACH> values[BATCH];
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) total[i] = 0.0f;
-#pragma unroll 8
-  for (int part = member; part < share.num_parts; part += row_warps) {
-    const i64 at = first + part * Config::TILE_ROWS;
-    const float2 stats = stats_partial[at];
-    const Vec<float, EACH> values = load_vec<float, EACH>(o_partial + at * Config::D + lane_id() * EACH);
-    const float weight = exp2f(stats.x - best);
-    sum += stats.y * weight;
+      for (int i = 0; i < BATCH; ++i) {
+        const int part = begin + i * row_warps;
+        if (part >= num_parts) break;
+        const i64 from = first + part * Config::TILE_ROWS;
+        part_stats[i] = stats_partial[from];
+        values[i] = load_vec<float, EACH>(o_partial + from * Config::D + lane_id() * EACH);
+      }
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) total[i] += values[i] * weight;
+      for (int i = 0; i < BATCH; ++i)
+        if (begin + i * row_warps < num_parts) total.add(part_stats[i], values[i]);
+    }
   }
-  sums[warp_id()][lane_id()] = total;
-  if (lane_id() == 0) weights[warp_id()] = sum;
+  Vec<float, EACH> mine;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) mine[i] = total.values[i];
+  sums[warp_id()][lane_id()] = mine;
+  if (lane_id() == 0) stats[warp_id()] = make_float2(total.best, total.sum);
   __syncthreads();
-  if (member > 0 || !used) return;
-  for (int other = 1; other < row_warps; ++other) {
-    sum += weights[warp_id() + other];
+  if (member > 0 || !at.used) return;
+#pragma unroll 8
+  for (int other = 1; other < row_warps; ++other)
+    total.add(stats[warp_id() + other], sums[warp_id() + other][lane_id()]);
+  Scalar* to = o + output_of(sizes, unit, at) + lane_id() * EACH;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) total[i] += sums[warp_id() + other][lane_id()][i];
-  }
-  Scalar* to = o + output_of(sizes, unit, flat) + lane_id() * EACH;
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) to[i] = from_float<Scalar>(total[i] / sum);
+  for (int i = 0; i < EACH; ++i) to[i] = from_float<Scalar>(total.values[i] / total.sum);
 }

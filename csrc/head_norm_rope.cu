@@ -77,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int head = this_head(), row = blockIdx.y, stream = blockIdx.z;
   if (head >= num_heads) return;
   grid_dependency_wait();
+  grid_dependency_launch();
   Head values;
   values.load(x + stream * x_stream + row * x_row + head * D);
   const i64 angle = table_row(i64(start[stream]) + row, num_positions);
@@ -99,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int item = this_head(), head = item % num_heads, row = blockIdx.y, stream = blockIdx.z;
   if (item >= 2 * num_heads) return;
   grid_dependency_wait();
+  grid_dependency_launch();
   const i64 position = i64(start[stream]) + row;
   const bool kept = row < count[stream] && position >= 0 && position < num_rows;
   const i64 to = stream * context_stream + (position * num_heads + head) * D;

@@ -19,21 +19,22 @@ HEAD_DIMS = (32, 64, 128)
 """Widths of a head that the kernel has: of the tiny pair, of the mini and of the published K2.6 drafter."""
 ALL = 2**30
 """A window that no context reaches."""
-_TILE_ROWS, _TILE_KEYS, _THREADS, _MERGE_WARPS = 64, 64, 256, 8  # as in the .cu
-_BLOCKS_A_SM, _MIN_TILES = 1, 1
+_TILE_ROWS, _TILE_KEYS, _STAGES, _THREADS, _MERGE_WARPS = 64, 64, 3, 256, 32  # as in the .cu
+_MIN_TILES = 1
+_MAX_ROWS, _MAX_KEYS = 2**20, 2**26  # the .cu divides in float
 _ALIGNMENT = 16  # bytes that the kernel copies at once
 
 
 def build(head_dim: int, dtype: torch.dtype) -> Build:
     """Return what is compiled for heads of `head_dim` values."""
     shared = _shared_bytes(head_dim)
-    sizes = (("HEAD_DIM", head_dim), ("PLAN_BYTES", shared), ("BLOCKS_A_SM", _BLOCKS_A_SM), ("MIN_TILES", _MIN_TILES))
+    sizes = (("HEAD_DIM", head_dim), ("PLAN_BYTES", shared), ("MIN_TILES", _MIN_TILES))
     defines = (("DTYPE", DTYPE_DEFINE[dtype]), *sizes)
     return Build("draft_attention.cu", defines, shared_bytes=(("draft_attention", shared),))
 
 
 def _shared_bytes(head_dim: int) -> int:
-    return 2 * head_dim * (_TILE_ROWS + 2 * 2 * _TILE_KEYS)  # queries, then keys and values of two tiles
+    return _STAGES * 2 * _TILE_KEYS * 2 * head_dim  # keys and values of a tile in each stage
 
 
 BUILDS = tuple(build(head_dim, dtype) for head_dim in HEAD_DIMS for dtype in MMA_DTYPES)
@@ -146,6 +147,9 @@ def _check_for_kernel(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Ten
         raise NotSupported("q", "bfloat16 or float16 for impl='cuda'", q.dtype)
     if q.shape[-1] not in HEAD_DIMS:
         raise NotSupported("q", f"heads of {', '.join(map(str, HEAD_DIMS))} values for impl='cuda'", q.shape[-1])
+    if q.shape[1] * q.shape[2] > _MAX_ROWS or keys.shape[1] > _MAX_KEYS:
+        most = f"at most {_MAX_ROWS:,} rows of a block and {_MAX_KEYS:,} of a context for impl='cuda'"
+        raise NotSupported("q", most, f"{q.shape[1] * q.shape[2]:,} and {keys.shape[1]:,}")
     if start.dtype != torch.int32 or not start.is_contiguous():
         raise ShapeError("start", "contiguous int32 on a GPU", f"{start.dtype}, strides {start.stride()}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -167,37 +171,41 @@ def _draft_attention(
             raise ShapeError(name, f"data at a multiple of {_ALIGNMENT} bytes", hex(tensor.data_ptr()))
     num_streams, width, num_heads, head_dim = q.shape
     kv_heads, capacity = k.shape[2], keys.shape[1]
-    tiles = kv_heads * -(-width * num_heads // kv_heads // _TILE_ROWS)
-    splits = _num_splits(num_streams * tiles, min(capacity, window) + width, num_sms(q.device))
+    group = num_heads // kv_heads
+    tiles = -(-width * group // _TILE_ROWS)
+    units = num_streams * kv_heads * tiles
+    splits = _num_splits(units, min(capacity, window) + width, num_sms(q.device))
     o = q.new_empty(q.shape)
     o_partial = stats = None
     if splits > 1:
-        o_partial = torch.empty(num_streams * tiles, splits, _TILE_ROWS, head_dim, dtype=torch.float32, device=q.device)
-        stats = torch.empty(num_streams * tiles, splits, _TILE_ROWS, 2, dtype=torch.float32, device=q.device)
+        o_partial = torch.empty(units, splits, _TILE_ROWS, head_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(units, splits, _TILE_ROWS, 2, dtype=torch.float32, device=q.device)
     strides = (*(n for rows in (q, k, v) for n in rows.stride()[:2]), 0 if len(keys) == 1 else keys.stride(0))
-    sizes = (width, num_heads, kv_heads, capacity, window)
+    sizes = (width, num_heads, kv_heads, group, tiles, capacity, window)
+    reciprocals = (1 / group, 1 / tiles, 1 / splits)
     program = build(head_dim, q.dtype)
     kernel(program, "draft_attention", q.device).launch(
-        (splits, tiles, num_streams),
+        (splits, kv_heads * tiles, num_streams),
         _THREADS,
         *(q, k, v, keys, values, start, o, o_partial, stats),
         *map(np.int64, strides),
-        *(*sizes, int(causal), splits, math.log2(math.e) * head_dim**-0.5),
+        *(*sizes, int(causal), splits, *reciprocals, math.log2(math.e) * head_dim**-0.5),
         shared_bytes=_shared_bytes(head_dim),
         overlap=True,
     )
     if splits > 1:
         # Many parts of few rows: the more warps share a row, the sooner it is done.
         row_warps = min(_MERGE_WARPS, 1 << (splits - 1).bit_length())
-        grid = (_TILE_ROWS * row_warps // _MERGE_WARPS, tiles, num_streams)
+        grid = (_TILE_ROWS * row_warps // _MERGE_WARPS, kv_heads * tiles, num_streams)
         merge = kernel(program, "draft_merge", q.device)
-        merge.launch(grid, 32 * _MERGE_WARPS, o_partial, stats, start, o, *sizes, splits, row_warps, overlap=True)
+        parts = (o_partial, stats, start, o)
+        merge.launch(grid, 32 * _MERGE_WARPS, *parts, *sizes, splits, *reciprocals, row_warps, overlap=True)
     return o
 
 
 def _num_splits(units: int, num_keys: int, multiprocessors: int) -> int:
     """Return how many parts the keys of a unit are cut into: enough for all multiprocessors, a tile a part at least."""
-    return max(1, min(_BLOCKS_A_SM * multiprocessors // units, -(-num_keys // (_MIN_TILES * _TILE_KEYS))))
+    return max(1, min(multiprocessors // units, -(-num_keys // (_MIN_TILES * _TILE_KEYS))))
 
 
 @_draft_attention.register_fake

@@ -7,12 +7,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from kdlab.checks import check_float, check_shape
 from kdlab.config import DrafterConfig
 from kdlab.errors import ArgumentError, ConfigError
-from kdlab.kernels.reference import rms_norm
+from kdlab.kernels.add_norm import add_norm
+from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.draft_context import DraftContext
@@ -110,8 +110,8 @@ class Drafter(nn.Module):
         start, count = start.int(), count.int()
         context.advance(start, count, taps.shape[1])
         with stage("draft context"):
-            features = self.ranks.join(linear(taps, self.fc), "drafter")
-            features = rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
+            features = self.ranks.join(skinny_linear(taps.flatten(0, 1), self.fc), "drafter")
+            _, features = add_norm(features, None, self.hidden_norm, self.config.rms_norm_eps)
             for module in self.layers:
                 module.attention.extend(context, features, start, count)
 
@@ -135,12 +135,15 @@ class Drafter(nn.Module):
         if context.num_streams not in (1, block.shape[0]):
             raise ArgumentError("context", f"1 or {block.shape[0]} streams", context.num_streams)
         context.check_start(start)
-        start = start.int()
-        hidden = block
-        for module in self.layers:
-            hidden = module(hidden, context, start)
+        start, x, eps = start.int(), block.flatten(0, 1), self.config.rms_norm_eps
+        update: Tensor | None = None
+        for layer in self.layers:
+            with stage("draft layers"):
+                x, h = add_norm(x, update, layer.input_norm, eps)
+            x, update = layer(x, h, context, start)
         with stage("draft layers"):
-            return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+            _, hidden = add_norm(x, update, self.norm, eps)
+            return hidden.view(block.shape)
 
 
 def load_drafter(

@@ -2,12 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from kdlab.config import DrafterConfig
+from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.draft_attention import draft_attention
 from kdlab.kernels.head_norm_rope import append_context, head_norm_rope
-from kdlab.kernels.reference import rms_norm
+from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import stage
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.layers import Part, SwiGlu, parts, prefixed, weight, wholes
@@ -56,19 +56,20 @@ class DraftAttention(nn.Module):
 
         Args:
             context: of S streams.
-            features: [S, n, D] float.
+            features: [S * n, D] float.
             start, count: [S] i32, where the rows go and how many are real.
         """
-        rows = linear(features, self.qkv[self.num_queries :]).unflatten(-1, (-1, self.head_dim))
-        k, v = rows.chunk(2, dim=2)
+        rows = skinny_linear(features, self.qkv[self.num_queries :])
+        shape = len(start), len(features) // len(start), 2, self.num_keys // self.head_dim, self.head_dim
+        k, v = rows.view(shape).unbind(2)
         keys, values = context.keys[self.layer], context.values[self.layer]
         append_context(k, v, self.k_norm, context.cos, context.sin, keys, values, start, count, eps=self.eps)
 
     def forward(self, x: Tensor, context: DraftContext, start: Tensor) -> Tensor:
-        """Return [S, b, D], this rank's summand: block rows x [S, b, D] attend from position start [S] i32 on."""
+        """Return [S * b, D], this rank's summand: block rows x [S * b, D] attend from position start [S] i32 on."""
         heads, kv_heads = self.num_queries // self.head_dim, self.num_keys // self.head_dim
         with stage("draft layers"):
-            rows = linear(x, self.qkv).unflatten(-1, (-1, self.head_dim))
+            rows = skinny_linear(x, self.qkv).view(len(start), -1, heads + 2 * kv_heads, self.head_dim)
         with stage("draft attention"):
             both, v = rows.split((heads + kv_heads, kv_heads), dim=2)
             tables = (self.q_norm, self.k_norm, context.cos, context.sin)
@@ -76,7 +77,7 @@ class DraftAttention(nn.Module):
             past = context.keys[self.layer], context.values[self.layer]
             o = draft_attention(q, k, v, *past, start, window=self.window, causal=self.causal)
         with stage("draft layers"):
-            return linear(o.flatten(2), self.out)
+            return skinny_linear(o.reshape(len(x), -1), self.out)
 
 
 class DraftLayer(nn.Module):
@@ -103,11 +104,13 @@ class DraftLayer(nn.Module):
         norms = wholes(input_layernorm=self.input_norm, post_attention_layernorm=self.post_norm)
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
-    def forward(self, hidden: Tensor, context: DraftContext, start: Tensor) -> Tensor:
-        """Return the residual stream [S, b, D] after this layer; see `DraftAttention.forward`."""
+    def forward(self, x: Tensor, h: Tensor, context: DraftContext, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the layer on the residual stream x [S * b, D] and its norm h [S * b, D] by `input_norm`.
+
+        Returns:
+            The stream with the attention added, and what the feed-forward adds to that next: one launch adds and norms.
+        """
+        attended = self.attention(h, context, start)
         with stage("draft layers"):
-            normed = rms_norm(hidden, self.input_norm, self.eps)
-        attended = self.attention(normed, context, start)
-        with stage("draft layers"):
-            hidden = hidden + self.ranks.all_reduce(attended, "drafter")
-            return hidden + self.ranks.all_reduce(self.mlp(rms_norm(hidden, self.post_norm, self.eps)), "drafter")
+            x, h = add_norm(x, self.ranks.all_reduce(attended, "drafter"), self.post_norm, self.eps)
+            return x, self.ranks.all_reduce(self.mlp(h, "auto"), "drafter")
