@@ -38,10 +38,7 @@ class Checkpoint:
         """
         self.directory = Path(directory)
         files, index = _files(self.directory)
-        missing = [name for name in files if not (self.directory / name).is_file()]
-        if missing:
-            paths = _listing(f"{self.directory / name}" for name in missing)
-            raise CheckpointError(f"{paths}: expected a shard that {INDEX} names, got no such file")
+        _check_files(self.directory, files, index or {})
         shards = [Shard(self.directory / name) for name in files]
         self._shard_of = {name: (i, shard) for i, shard in enumerate(shards) for name in shard.tensors}
         self.names = list(self._shard_of)
@@ -174,6 +171,14 @@ def _files(directory: Path) -> tuple[list[str], dict[str, str] | None]:
         found = weight_map(directory)
         return sorted(set(found.values())), found
     raise CheckpointError(f"{directory}: expected {SINGLE} or {INDEX} (only safetensors), got {_contents(directory)}")
+
+
+def _check_files(directory: Path, files: list[str], index: dict[str, str]) -> None:
+    missing = [name for name in files if not (directory / name).is_file()]
+    if missing:
+        tensor = min(name for name, file in index.items() if file == missing[0])
+        paths = _listing(str(directory / name) for name in missing)
+        raise CheckpointError(f"{paths}: expected a shard that {INDEX} names for {tensor}, got no such file")
 
 
 def _check_index(directory: Path, index: dict[str, str], file_of: dict[str, str]) -> None:

@@ -159,7 +159,7 @@ def both_kinds(directory):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (drop_shard, "model-00002-of-000003.safetensors: expected a shard"),
+        (drop_shard, "model-00002-of-000003.safetensors: expected a shard that model.safetensors.index.json names for"),
         (truncate_shard, "model-00002-of-000003.safetensors: expected a whole safetensors file"),
         (garble_shard, "model-00002-of-000003.safetensors: expected a whole safetensors file"),
         (wrong_shard_in_index, "index and shards disagree on"),
