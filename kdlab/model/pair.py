@@ -162,12 +162,13 @@ def load_pair(
     if drafter_dir is not None:
         plans.append(plan_drafter(drafter_dir, dtype=torch_dtype, rope_amplitude=rope_amplitude, ranks=place))
         _check_match(planned.empty, plans[1].empty)
+    tokenizer = load_tokenizer_if_any(Path(target_dir), planned.empty.config.vocab_size)
     check_room(sum(plan.nbytes for plan in plans), torch_device)
     loaded, *draft = (plan.read(torch_device, progress) for plan in plans)
     return Pair(
         target=loaded,
         drafter=draft[0] if draft else None,
-        tokenizer=load_tokenizer_if_any(Path(target_dir), loaded.config.vocab_size),
+        tokenizer=tokenizer,
         name=str(target),
         target_sha256=checkpoint_sha256(target_dir),
         drafter_sha256=None if drafter_dir is None else checkpoint_sha256(drafter_dir),

@@ -76,6 +76,7 @@ def test_deepseek_v3_gives_the_same_logits(directory):
 @torch.no_grad()
 def test_kimi_k25_reads_the_directory_itself_and_gives_the_same_logits(directory):
     """transformers dequantises with compressed-tensors, to bfloat16: so do we here, and keep float32 for the rest."""
+    pytest.importorskip("transformers.models.kimi_k25", reason="transformers is older than Kimi K2.5's class")
     theirs, info = AutoModelForImageTextToText.from_pretrained(directory, dtype="float32", output_loading_info=True)
     lost = {*info["missing_keys"], *info["unexpected_keys"]}
     # It takes the vision tower for quantised, as its new names do not match `ignore`; the text needs none of it.

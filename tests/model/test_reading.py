@@ -149,6 +149,10 @@ def test_everything_is_checked_before_the_first_byte_is_read(folders, tmp_path, 
     (bad / "config.json").write_text(json.dumps(config | {"num_target_layers": 4}))
     with pytest.raises(ConfigError, match="num_target_layers"):
         kdlab.load_pair(folders[0], bad)
+    broken = damaged(folders[0], tmp_path / "target", shard_of(folders[0], NORM), lambda tensors: tensors)
+    (broken / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        kdlab.load_pair(broken)
     monkeypatch.setattr(pair, "check_room", lambda nbytes, device: fit.check_room(nbytes, torch.device("cuda", 0)))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 10, 1 << 30))
     with pytest.raises(UnsupportedDevice, match=r"of free memory for the weights.*kdlab doctor --model"):
