@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.cli.output import Progress, Reading, print_json, print_table, say
-from kdlab.cli.ranks import run_on_ranks
+from kdlab.cli.ranks import is_first_rank, run_on_ranks
 from kdlab.errors import ArgumentError
 
 
@@ -143,7 +143,7 @@ def _pair(arguments: argparse.Namespace) -> Any:
         dtype=arguments.dtype,
         ranks=arguments.ranks,
         experts=arguments.experts,
-        progress=Reading(),
+        progress=Reading() if is_first_rank(arguments) else None,
     )
 
 

@@ -31,3 +31,12 @@ def run_on_ranks(arguments: argparse.Namespace) -> int | None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     done = subprocess.run([*launcher, "-m", "kdlab.cli", *arguments.argv], check=False)
     return int(done.returncode != 0)
+
+
+def is_first_rank(arguments: argparse.Namespace) -> bool:
+    """Say whether this process is the one that tells of its progress."""
+    if arguments.ranks == 1:
+        return True
+    import torch.distributed as dist
+
+    return dist.get_node_local_rank(fallback_rank=0) == 0
