@@ -5,77 +5,78 @@
 //   cost 4 E bytes a row; bound by latency
 //   ref  kernels/reference_layer.py:router | test tests/kernels/test_router.py | archs all
 //
-// A warp takes a row. A lane holds neighbouring experts, so that among equal values the first lane has the smaller id.
+// A block takes a row, a thread an expert. Places are counted, not searched: a warp's best k are those that fewer than
+// k of its lanes beat; among these candidates of all warps the row's best k are found in the same way.
 #include "common.cuh"
 
-#if !defined(NUM_EXPERTS)
-#error "NUM_EXPERTS = E"
+#if !defined(NUM_EXPERTS) || !defined(CHOSEN)
+#error "NUM_EXPERTS = E and CHOSEN = k"
 #endif
 
-constexpr int EACH = cdiv(NUM_EXPERTS, WARP);
-constexpr int MAX_CHOSEN = WARP;
-constexpr u32 NOBODY = 0;  // below the key of every value
+constexpr int THREADS = round_up(NUM_EXPERTS, WARP), WARPS = THREADS / WARP;
+constexpr int KEPT = CHOSEN < WARP ? CHOSEN : WARP, CANDIDATES = WARPS * KEPT;
+static_assert(CHOSEN <= NUM_EXPERTS && CHOSEN <= WARP && THREADS <= 1024, "a thread an expert, a lane a choice");
 
-// Orders floats as integers; NaN comes last, as in torch.
+struct Candidate {
+  u32 key;
+  i32 id;
+};
+
+// Orders floats as integers, above 0, which stands for no expert; NaN comes last, as in torch.
 DEVICE u32 key_of(float v) {
   if (isnan(v)) return FULL_MASK;
   const u32 bits = __float_as_uint(v);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Grid T, k <= MAX_CHOSEN.
-extern "C" __global__ void __launch_bounds__(WARP)
+// Grid T.
+extern "C" __global__ void __launch_bounds__(THREADS)
     router_choose(const float* __restrict__ logits,  // [T, NUM_EXPERTS]
                   const float* __restrict__ bias,    // [NUM_EXPERTS]
                   const u8* __restrict__ used,       // [T] or null
-                  i32* __restrict__ expert_ids,      // [T, k]
-                  float* __restrict__ weights,       // [T, k]
-                  int k, int normalize, float scale) {
-  const int lane = threadIdx.x, first = lane * EACH;
-  const i64 row = blockIdx.x;
-  float biases[EACH];
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) biases[i] = first + i < NUM_EXPERTS ? bias[first + i] : 0.0f;
+                  i32* __restrict__ expert_ids,      // [T, CHOSEN]
+                  float* __restrict__ weights,       // [T, CHOSEN]
+                  int normalize, float scale) {
+  __shared__ Candidate candidates[CANDIDATES];
+  __shared__ float scores[CANDIDATES], chosen[CHOSEN];
   grid_dependency_launch();
+  const int id = threadIdx.x, lane = lane_id();
+  const i64 row = blockIdx.x;
+  const float added = id < NUM_EXPERTS ? bias[id] : 0.0f;
   grid_dependency_wait();
   const bool in_use = used == nullptr || used[row];
-  float scores[EACH];
-  u32 keys[EACH], best = NOBODY;
+  const float score = id < NUM_EXPERTS ? 1.0f / (1.0f + expf(-logits[row * NUM_EXPERTS + id])) : 0.0f;
+  const u32 key = id < NUM_EXPERTS ? key_of(score + added) : 0;
+  int place = 0;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    if (first + i < NUM_EXPERTS) scores[i] = 1.0f / (1.0f + expf(-logits[row * NUM_EXPERTS + first + i]));
+  for (int other = 0; other < WARP; ++other) {
+    const u32 theirs = __shfl_sync(FULL_MASK, key, other);
+    place += other < lane ? theirs >= key : theirs > key;
   }
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    keys[i] = first + i < NUM_EXPERTS ? key_of(scores[i] + biases[i]) : NOBODY;
-    best = max(best, keys[i]);
+  if (place < KEPT) {
+    candidates[warp_id() * KEPT + place] = {key, id};
+    scores[warp_id() * KEPT + place] = score;
   }
-  i32 id = -1;  // lane j keeps choice number j
-  float weight = 0.0f;
-  for (int j = 0; j < k; ++j) {
-    const u32 top = __reduce_max_sync(FULL_MASK, best);
-    const int winner = __ffs(__ballot_sync(FULL_MASK, best == top)) - 1;
-    int index = 0;
-    float score = 0.0f;
-    if (lane == winner) {
-      bool found = false;
-      best = NOBODY;
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        const bool here = !found && keys[i] == top;
-        if (here) index = i, score = scores[i], keys[i] = NOBODY;
-        found |= here;
-        best = max(best, keys[i]);
-      }
+  __syncthreads();
+  int final_place = CHOSEN;
+  if (id < CANDIDATES) {
+    const Candidate mine = candidates[id];
+    final_place = 0;
+#pragma unroll 8
+    for (int other = 0; other < CANDIDATES; ++other) {
+      const Candidate theirs = candidates[other];
+      final_place += theirs.key > mine.key || (theirs.key == mine.key && theirs.id < mine.id);
     }
-    index = __shfl_sync(FULL_MASK, first + index, winner);
-    score = __shfl_sync(FULL_MASK, score, winner);
-    if (lane == j) id = index, weight = score;
+    if (final_place < CHOSEN) {
+      chosen[final_place] = scores[id];
+      expert_ids[row * CHOSEN + final_place] = in_use ? mine.id : -1;
+    }
   }
-  const float total = warp_sum(weight);
-  if (lane < k) {
-    if (normalize) weight = weight / (total + 1e-20f);
-    expert_ids[row * k + lane] = in_use ? id : -1;
-    weights[row * k + lane] = in_use ? weight * scale : 0.0f;
+  __syncthreads();
+  if (warp_id() == 0) {
+    const float weight = lane < CHOSEN ? chosen[lane] : 0.0f, total = warp_sum(weight);
+    if (lane < CHOSEN) {
+      weights[row * CHOSEN + lane] = in_use ? (normalize ? weight / (total + 1e-20f) : weight) * scale : 0.0f;
+    }
   }
 }

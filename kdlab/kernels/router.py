@@ -14,7 +14,7 @@ from kdlab.kernels.reference import compute_dtype
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
 
 _WARP = 32
-_MAX_EXPERTS = 1024  # 32 a lane
+_MAX_EXPERTS = 1024  # a thread each
 
 
 def router(
@@ -78,9 +78,9 @@ def router_cost(num_rows: int, width: int, num_experts: int, k: int, itemsize: i
 
 
 @functools.lru_cache(maxsize=16)
-def build(num_experts: int) -> jit.Build:
-    """Return what is compiled for so many experts."""
-    return jit.Build("router.cu", (("NUM_EXPERTS", num_experts),))
+def build(num_experts: int, k: int) -> jit.Build:
+    """Return what is compiled for the best k of so many experts."""
+    return jit.Build("router.cu", (("NUM_EXPERTS", num_experts), ("CHOSEN", k)))
 
 
 @cuda_op("router_choose")
@@ -90,9 +90,9 @@ def _router_choose(
     rows, experts = logits.shape
     ids, weights = logits.new_empty(rows, k, dtype=torch.int32), logits.new_empty(rows, k)
     if rows:
-        kernel = jit.kernel(build(experts), "router_choose", logits.device)
-        args = (logits, bias, used, ids, weights, k, int(normalize), float(scale))
-        kernel.launch(rows, _WARP, *args, overlap=True)
+        kernel = jit.kernel(build(experts, k), "router_choose", logits.device)
+        args = (logits, bias, used, ids, weights, int(normalize), float(scale))
+        kernel.launch(rows, -(-experts // _WARP) * _WARP, *args, overlap=True)
     return ids, weights
 
 
@@ -102,4 +102,4 @@ def _(logits: Tensor, bias: Tensor, used: Tensor | None, k: int, *_: object) -> 
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
 
 
-BUILDS = (build(384),)
+BUILDS = (build(384, 8),)

@@ -29,13 +29,18 @@ def new_case(rows, features, inputs, dtype=torch.bfloat16, matrices=None, seed=0
 
 
 def run(x, weight, **options):
-    """On the GPU, all that is allocated there between canaries."""
-    x, weight = x.cuda(), weight.cuda()
+    """The kernel's result, all that is allocated for it between canaries."""
     with guarded_allocations() as check:
         y = skinny_linear(x, weight, **options, impl="cuda")
         torch.cuda.synchronize()
         check()
-    return y.cpu()
+    return y
+
+
+def run_reference(x, weight, **options):
+    """The result in float64 and in the inputs' dtype; on the GPU, where the CPU would take seconds."""
+    exact = skinny_linear(x.double(), weight.double(), gated=options.get("gated", False), impl="reference")
+    return exact, skinny_linear(x, weight, **options, impl="reference")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -118,8 +123,8 @@ def test_cost():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("features", "inputs"), SHAPES, ids=str)
 def test_kernel_against_float64(features, inputs, dtype):
-    x, weight = new_case(MAX_ROWS, features, inputs, dtype)
-    exact, plain = skinny_linear(x.double(), weight.double()), skinny_linear(x, weight)
+    x, weight = (t.cuda() for t in new_case(MAX_ROWS, features, inputs, dtype))
+    exact, plain = run_reference(x, weight)
     whole = run(x, weight)
     assert_within_budget(whole, exact, plain)
     assert_faults_are_found(whole, exact, plain, tile=8)
@@ -132,16 +137,13 @@ def test_kernel_against_float64(features, inputs, dtype):
 @pytest.mark.parametrize("rows", [1, 9, 33, 64])
 @pytest.mark.parametrize(("features", "inputs"), [(512, 7168), (48, 256), (4608, 1024)], ids=str)
 def test_gated_and_float32_results(features, inputs, rows):
-    x, weight = new_case(rows, features, inputs)
-    wide = run(x, weight, dtype=torch.float32)
-    plain = skinny_linear(x, weight, dtype=torch.float32)
-    assert_within_budget(wide, skinny_linear(x.double(), weight.double()), plain)
-    exact = skinny_linear(x.double(), weight.double(), gated=True)
-    gated = run(x, weight, gated=True)
-    assert_within_budget(gated, exact, skinny_linear(x, weight, gated=True))
+    x, weight = (t.cuda() for t in new_case(rows, features, inputs))
+    assert_within_budget(run(x, weight, dtype=torch.float32), *run_reference(x, weight, dtype=torch.float32))
+    exact, plain = run_reference(x, weight, gated=True)
+    assert_within_budget(run(x, weight, gated=True), exact, plain)
     swapped = run(x, torch.cat(weight.chunk(2)[::-1]), gated=True)
     with pytest.raises(AssertionError):
-        assert_within_budget(swapped, exact, skinny_linear(x, weight, gated=True))
+        assert_within_budget(swapped, exact, plain)
 
 
 @gpu
@@ -177,7 +179,7 @@ def test_auto_takes_torch_where_the_kernel_does_not_run():
 
 @gpu
 def test_unused_rows_may_hold_anything():
-    x, weight = new_case(9, 512, 1024)
+    x, weight = (t.cuda() for t in new_case(9, 512, 1024))
     clean = run(x, weight)
     x[5:] = torch.nan
     assert torch.equal(run(x, weight)[:5], clean[:5])
