@@ -6,10 +6,10 @@ from typing import Any
 
 from kdlab.decode.engine import Engine
 from kdlab.decode.records import Run
-from kdlab.decode.settings import make_settings
+from kdlab.decode.settings import Settings, make_settings
 from kdlab.errors import ArgumentError
 from kdlab.model.pair import Pair
-from kdlab.model.prompts import as_prompt_set
+from kdlab.model.prompts import PromptSet, as_prompt_set
 from kdlab.provenance import run_provenance
 
 Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
@@ -119,13 +119,12 @@ def collect(engine: Engine) -> Run:
         text=[engine.pair.tokenizer.decode(transcript.output_ids) for transcript in transcripts],
         rounds=[transcript.rounds for transcript in transcripts],
         finish=[transcript.finish for transcript in transcripts],
-        provenance=decode_provenance(engine),
+        provenance=decode_provenance(engine.pair, engine.settings, engine.prompts, impl=engine.impl),
     )
 
 
-def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
-    """The run row of a decode: machine, bytes of both models, prompts and every setting."""
-    pair, settings = engine.pair, engine.settings
+def decode_provenance(pair: Pair, settings: Settings, prompts: PromptSet, **more: Any) -> dict[str, Any]:
+    """The run row of a decode: machine, bytes of both models, prompts and every setting; `more` adds and overrides."""
     drafter = None if pair.drafter is None else pair.drafter.config
     fields: dict[str, Any] = dict(
         pair=pair.name,
@@ -134,9 +133,9 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         block_size=None if drafter is None else drafter.block_size,
         target_config=pair.target.config,
         drafter_config=drafter,
-        prompt_set_id=engine.prompts.id,
-        prompt_set_digest=engine.prompts.digest,
-        num_prompts=len(engine.prompts),
+        prompt_set_id=prompts.id,
+        prompt_set_digest=prompts.digest,
+        num_prompts=len(prompts),
         device=pair.device,
         dtype=pair.dtype,
         method=settings.method.name,
@@ -149,7 +148,6 @@ def decode_provenance(engine: Engine, **more: Any) -> dict[str, Any]:
         seed=settings.seed,
         stop_token_ids=settings.stop_token_ids,
         streams=settings.streams,
-        impl=engine.impl,
         graph="graph" if settings.graph else "eager",
         ranks=pair.ranks.size,
     )

@@ -60,12 +60,17 @@ class Engine:
         self._ahead = ROUNDS_AHEAD[pair.device.type]
         self._mailbox = Mailbox(self.round.record.tensors, self._ahead + 1)
         self._slots: list[int | None] = [None] * settings.streams  # the prompt in each
-        self._fill_slots()
+        self.admit()
 
     @property
     def done(self) -> bool:
         """True when every prompt has all its tokens."""
-        return all(prompt is None for prompt in self._slots)
+        return not self._waiting and self.num_running == 0
+
+    @property
+    def num_running(self) -> int:
+        """Streams that the host knows to want more tokens."""
+        return sum(prompt is not None for prompt in self._slots)
 
     @property
     def num_done(self) -> int:
@@ -77,8 +82,26 @@ class Engine:
         """What the target's ops ran as so far, see `TargetOutput`."""
         return "+".join(sorted(self.round.impls))
 
-    def step(self) -> list[RoundRecord]:
+    def admit(self) -> None:
+        """Let waiting prompts take the free slots, as far as there are any."""
+        for slot in range(len(self._slots)):
+            while self._waiting and self._slots[slot] is None:
+                self._admit(slot, self._waiting.pop(0))
+
+    def restart(self) -> None:
+        """Forget what was decoded; the next `admit()` begins with the first prompts again, on the same buffers."""
+        while self._mailbox:
+            self._mailbox.take()
+        for slot in range(len(self._slots)):
+            self._release(slot)
+        self.transcripts = [self._transcript(prompt) for prompt in self.prompts]
+        self._waiting = list(range(len(self.prompts)))
+
+    def step(self, *, admit: bool = True) -> list[RoundRecord]:
         """Launch one round of every running stream, and read the oldest that was not read yet.
+
+        Args:
+            admit: let waiting prompts take over the slots of streams that ended.
 
         Returns:
             A RoundRecord of each stream that ran in the round that was read: on the CPU the one launched, on a GPU the
@@ -96,7 +119,11 @@ class Engine:
         records = [record for record in read if record is not None]
         for record in records:
             self.transcripts[record.prompt].add_round(record)
-        self._fill_slots()
+        for slot, prompt in enumerate(self._slots):
+            if prompt is not None and self.transcripts[prompt].done:
+                self._release(slot)
+        if admit:
+            self.admit()
         return records
 
     def _read(self, slot: int, words: np.ndarray, experts: np.ndarray | None = None) -> RoundRecord | None:
@@ -126,16 +153,9 @@ class Engine:
         cap = min(room, settings.max_new_tokens)
         return Transcript(ids, cap, capped_by, settings.stop_token_ids, settings.tail)
 
-    def _fill_slots(self) -> None:
-        """Give the slot of every finished stream to the next waiting prompt, or leave it inert."""
-        for slot, prompt in enumerate(self._slots):
-            if prompt is not None:
-                if not self.transcripts[prompt].done:
-                    continue
-                self.round.streams.release(slot)
-                self._slots[slot] = None
-            while self._waiting and self._slots[slot] is None:
-                self._admit(slot, self._waiting.pop(0))
+    def _release(self, slot: int) -> None:
+        self.round.streams.release(slot)
+        self._slots[slot] = None
 
     @torch.inference_mode()
     def _admit(self, slot: int, prompt: int) -> None:

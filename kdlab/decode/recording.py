@@ -65,7 +65,9 @@ def record(
     )
     run_all(engine, progress)
     fields = [_record_prompt(engine, index, prompt, top_k) for index, prompt in enumerate(engine.prompts)]
-    provenance = decode_provenance(engine, method="record", budget=None, top_k=top_k)
+    provenance = decode_provenance(
+        pair, engine.settings, engine.prompts, impl=engine.impl, method="record", budget=None, top_k=top_k
+    )
     return DraftField(fields, top_k, vocab_size, depth_limit, provenance)
 
 

@@ -44,12 +44,12 @@ def build_best_first(
         arrays = tree_build(log_probs, token_ids, budget, vocab_size=vocab_size)
         return DraftTree(**arrays._asdict(), depth_limit=log_probs.shape[1])
     candidates = read_candidates(log_probs, token_ids, vocab_size)
-    streams = [_grow(*candidates.rows(stream, budget), budget) for stream in range(log_probs.shape[0])]
+    streams = [grow(*candidates.rows(stream, budget), budget) for stream in range(log_probs.shape[0])]
     return candidates.to_tree(streams, capacity=budget + 1, width=budget)
 
 
-def _grow(log_probs: list[list[float]], token_ids: list[list[int]], budget: int) -> Nodes:
-    """Pop the best node, offer its next sibling and its first child, until the budget is spent.
+def grow(log_probs: list[list[float]], token_ids: list[list[int]], budget: int) -> Nodes:
+    """Pop the best node, offer its next sibling and its first child, until the budget is spent: one stream's tree.
 
     Every rank tuple is offered once, by a node that precedes it in the order, so the heap always holds the next best.
     """
