@@ -39,6 +39,35 @@ def run_bench_kernels(arguments: argparse.Namespace) -> int:
     return 1 if found.fault else 0
 
 
+def run_bench_rounds(arguments: argparse.Namespace) -> int:
+    """Time live rounds of a small pair; print a line an arm, and the device's rounds against the host's."""
+    import kdlab
+    from kdlab.bench import write_rows
+    from kdlab.bench.mini_rounds import bench_mini_rounds, mini_prompts, mini_table, verdict_lines
+
+    pair = kdlab.load_pair(arguments.target, device="cuda", dtype="bfloat16")
+    rows = bench_mini_rounds(
+        pair,
+        mini_prompts(arguments.prompts),
+        max_new_tokens=arguments.max_new_tokens,
+        repeats=arguments.repeats,
+        progress=Progress("bench rounds", "decodes"),
+    )
+    if arguments.out:
+        write_rows(rows, arguments.out)
+    table = mini_table(rows)
+    lines = verdict_lines(table)
+    if arguments.json:
+        print_json({"rows": table.to_dict("records"), "verdicts": lines})
+        return 0
+    numbers = {"tokens_per_s": "8.0f", "tokens_per_round": "6.2f", "round_us": "8.1f", "p10": "8.1f", "p90": "8.1f"}
+    found = table.to_dict("records")
+    print_table([row | {name: format(row[name], form) for name, form in numbers.items()} for row in found])
+    for line in lines:
+        print(line)
+    return 0
+
+
 def run_bench_counters(arguments: argparse.Namespace) -> int:
     """Count what the attention kernels read, under Nsight Compute; print one line an implementation."""
     from kdlab.bench import write_rows

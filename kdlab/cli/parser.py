@@ -150,6 +150,7 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
     _add_bench_round(benchmarks)
+    _add_bench_rounds(benchmarks)
     examples = """
         kdlab bench counters
         kdlab bench counters --out data/recorded/counters-h200.parquet
@@ -181,6 +182,21 @@ def _add_bench_round(benchmarks: Any) -> None:
     parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
     parser.add_argument("--layers", type=int, metavar="N", help="of the target (default: all 61)")
     parser.add_argument("--seconds", type=float, default=300.0, help="no point begins later (default: %(default)s)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+
+
+def _add_bench_rounds(benchmarks: Any) -> None:
+    examples = """
+        kdlab bench rounds
+        kdlab bench rounds --target bundled-b16 --repeats 3
+        kdlab bench rounds --repeats 5 --out data/recorded/rounds-mini-h200.parquet
+    """
+    text = "Time live rounds of a small pair: AR, chains, trees, and trees with the host's part in them; needs a GPU."
+    parser = _add_verb(benchmarks, "rounds", bench_verbs.run_bench_rounds, text, examples)
+    parser.add_argument("--target", default="bundled", help="a shipped pair (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=10, metavar="N", help="of each kind (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
 
 
