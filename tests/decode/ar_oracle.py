@@ -19,7 +19,8 @@ class Oracle:
         turns = [half * math.log(window / (beta * 2 * math.pi)) / math.log(theta) for beta in (32, 1)]
         low, high = max(math.floor(turns[0]), 0), min(math.ceil(turns[1]), 2 * half - 1)
         ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(half)]
-        self.freq = torch.tensor([theta ** (-i / half) * (r / factor + 1 - r) for i, r in enumerate(ramp)]).double()
+        frequencies = [theta ** (-i / half) * (r / factor + 1 - r) for i, r in enumerate(ramp)]
+        self.freq = torch.tensor(frequencies, dtype=torch.float64)
         self.scale = (self.c["qk_nope_head_dim"] + 2 * half) ** -0.5 * (0.1 * math.log(factor) + 1) ** 2
 
     def norm(self, x, name, eps=1e-5):
