@@ -78,13 +78,12 @@ DEVICE u32 place(int row, int chunk) {
 
 // ---- copies ------------------------------------------------------------------------------------------------------
 
-struct Params {
-  const Scalar* __restrict__ q;       // [S, b, H, d]
-  const Scalar* __restrict__ block_k;  // [S, b, G, d]
-  const Scalar* __restrict__ block_v;  // [S, b, G, d]
-  const Scalar* __restrict__ keys;     // [C, P, G, d]
-  const Scalar* __restrict__ values;   // [C, P, G, d]
-  i64 q_stream, q_row, k_stream, k_row, v_stream, v_row, context_stream;
+// Where one stream's rows of one key head stand.
+struct Sources {
+  const Scalar* __restrict__ q;                                       // the first of its query heads in slot 0
+  const Scalar *__restrict__ keys, *__restrict__ values;              // in row 0 of the context
+  const Scalar *__restrict__ block_keys, *__restrict__ block_values;  // in slot 0
+  int width, q_row, k_row, v_row;                                     // values from row to row
 };
 
 // Which stream, key head and tile of rows a block works on.
@@ -119,36 +118,36 @@ struct Copier {
   DEVICE Copier() : row(threadIdx.x / Config::CHUNKS), chunk(threadIdx.x % Config::CHUNKS), to(place(row, chunk)) {}
 
   // Rows beyond the last one come as zeros.
-  DEVICE void queries(const Params& p, const Sizes& sizes, const Unit& unit, u32 shared) const {
-    const Scalar* base = p.q + unit.stream * p.q_stream + unit.kv_head * sizes.group * Config::D + chunk * 8;
+  DEVICE void queries(const Sources& from, const Sizes& sizes, const Unit& unit, u32 shared) const {
 #pragma unroll
     for (int i = 0; i < TIMES; ++i) {
       const Row at(sizes, unit, row + i * STEP);
-      const Scalar* source = at.used ? base + at.slot * p.q_row + at.head * Config::D : p.q;
-      copy_async(shared + to + i * STEP * Config::ROW_BYTES, source, at.used);
+      const int offset = at.used ? at.slot * from.q_row + at.head * Config::D + chunk * 8 : 0;
+      copy_async(shared + to + i * STEP * Config::ROW_BYTES, from.q + offset, at.used);
     }
   }
 
   // Rows past the last key come as zeros, so that what stands there (NaN) meets no weight of 0.
-  DEVICE void tile(const Params& p, const Sizes& sizes, const Unit& unit, const Share& share, int tile,
-                   const Stage& stage) const {
+  DEVICE void tile(const Sources& from, const Share& share, int tile, const Stage& stage) const {
     const u32 keys = shared_address(stage.keys) + to, values = shared_address(stage.values) + to;
     const int first = share.first + tile * Config::TILE_KEYS;
-    const i64 width = i64(sizes.num_kv_heads) * Config::D, column = unit.kv_head * Config::D + chunk * 8;
-    const i64 at = unit.stream * p.context_stream + (first + row) * width + column;
-    const bool all_past = first + Config::TILE_KEYS <= share.start;
+    if (first + Config::TILE_KEYS <= share.start) {
+      const int offset = (first + row) * from.width + chunk * 8;
 #pragma unroll
-    for (int i = 0; i < TIMES; ++i) {
-      const Scalar *k = p.keys + at + i * STEP * width, *v = p.values + at + i * STEP * width;
-      bool valid = true;
-      const int key = first + row + i * STEP, slot = key - share.start;
-      if (!all_past && slot >= 0) {
-        valid = key < share.end;
-        k = valid ? p.block_k + unit.stream * p.k_stream + slot * p.k_row + column : p.keys;
-        v = valid ? p.block_v + unit.stream * p.v_stream + slot * p.v_row + column : p.values;
+      for (int i = 0; i < TIMES; ++i) {
+        copy_async(keys + i * STEP * Config::ROW_BYTES, from.keys + offset + i * STEP * from.width);
+        copy_async(values + i * STEP * Config::ROW_BYTES, from.values + offset + i * STEP * from.width);
       }
-      copy_async(keys + i * STEP * Config::ROW_BYTES, k, valid);
-      copy_async(values + i * STEP * Config::ROW_BYTES, v, valid);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < TIMES; ++i) {
+      const int key = first + row + i * STEP, slot = min(key - share.start, share.end - share.start - 1);
+      const bool past = slot < 0, valid = key < share.end;
+      const Scalar* k = past ? from.keys + key * from.width : from.block_keys + slot * from.k_row;
+      const Scalar* v = past ? from.values + key * from.width : from.block_values + slot * from.v_row;
+      copy_async(keys + i * STEP * Config::ROW_BYTES, k + chunk * 8, valid);
+      copy_async(values + i * STEP * Config::ROW_BYTES, v + chunk * 8, valid);
     }
   }
 };
@@ -209,14 +208,19 @@ DEVICE void score(const State& state, u32 keys, int first_row, int key, float sc
   // The rows of one tile see different keys only at the window's edge and among the block's slots.
   const bool all = key >= max(state.low[0], state.low[1]) &&
                    key + Config::WARP_KEYS - 1 <= min(state.high[0], state.high[1]);
+  if (!__all_sync(FULL_MASK, all)) {
+#pragma unroll
+    for (int n = 0; n < Config::WARP_KEYS / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = key + n * 8 + lane_id() % 4 * 2 + i % 2;
+        if ((j < state.low[i / 2]) | (j > state.high[i / 2])) scores[n][i] = -INFINITY_F32;
+      }
+  }
 #pragma unroll
   for (int n = 0; n < Config::WARP_KEYS / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int j = key + n * 8 + lane_id() % 4 * 2 + i % 2;
-      const bool seen = all || (j >= state.low[i / 2] && j <= state.high[i / 2]);
-      scores[n][i] = seen ? scores[n][i] * scale_log2 : -INFINITY_F32;
-    }
+    for (int i = 0; i < 4; ++i) scores[n][i] *= scale_log2;
 }
 
 // Turns scores into weights, relative to the best score so far, and scales what was summed before.
@@ -341,13 +345,12 @@ DEVICE void store(const State& state, const Sizes& sizes, const Unit& unit, bool
 extern "C" __global__ void __launch_bounds__(Config::THREADS)
     draft_attention(const Scalar* q, const Scalar* block_k, const Scalar* block_v, const Scalar* keys,
                     const Scalar* values, const i32* __restrict__ starts, Scalar* __restrict__ o,
-                    float* __restrict__ o_partial, float2* __restrict__ stats_partial, i64 q_stream, i64 q_row,
-                    i64 k_stream, i64 k_row, i64 v_stream, i64 v_row, i64 context_stream, int num_slots, int num_heads,
+                    float* __restrict__ o_partial, float2* __restrict__ stats_partial, i64 q_stream, i64 k_stream,
+                    i64 v_stream, i64 context_stream, int q_row, int k_row, int v_row, int num_slots, int num_heads,
                     int num_kv_heads, int group, int row_tiles, int num_rows, int window, int causal, int num_splits,
                     float per_group, float per_row_tile, float per_split, float scale_log2) {
   extern __shared__ __align__(128) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
-  const Params p{q, block_k, block_v, keys, values, q_stream, q_row, k_stream, k_row, v_stream, v_row, context_stream};
   const Sizes sizes{num_slots, num_heads, num_kv_heads, group,     row_tiles,    num_rows,
                     window,    causal,    num_splits,   per_group, per_row_tile, per_split};
   const Unit unit(sizes, blockIdx.y, blockIdx.z);
@@ -358,27 +361,32 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS)
   const int first = blockIdx.x * share.tiles_each, count = min(share.num_tiles - first, share.tiles_each);
   if (count <= 0) return;
   Stage& last = plan.stages[Config::STAGES - 1];
-  copier.queries(p, sizes, unit, shared_address(last.keys));
-#pragma unroll
-  for (int i = 0; i < Config::STAGES - 1; ++i) {
-    if (i < count) copier.tile(p, sizes, unit, share, first + i, plan.stages[i]);
-    copy_async_commit();
-  }
+  const Sources from{q + unit.stream * q_stream + unit.kv_head * group * Config::D,
+                     keys + unit.stream * context_stream + unit.kv_head * Config::D,
+                     values + unit.stream * context_stream + unit.kv_head * Config::D,
+                     block_k + unit.stream * k_stream + unit.kv_head * Config::D,
+                     block_v + unit.stream * v_stream + unit.kv_head * Config::D,
+                     num_kv_heads * Config::D, q_row, k_row, v_row};
+  copier.queries(from, sizes, unit, shared_address(last.keys));
   const int row_warp = warp_id() % Config::ROW_WARPS, key_warp = warp_id() / Config::ROW_WARPS;
   const bool has_rows = Row(sizes, unit, row_warp * 16).used;
   State state;
   begin(state, sizes, unit, share, row_warp);
-  for (int i = 0; i < count; ++i) {
-    copy_async_wait<Config::STAGES - 2>();
-    __syncthreads();
+  // Rounds below 0 only start copies: one piece of code for them, as a cold start reads it from far away.
+#pragma unroll 1
+  for (int i = 1 - Config::STAGES; i < count; ++i) {
+    if (i >= 0) {
+      copy_async_wait<Config::STAGES - 2>();
+      __syncthreads();
+    }
     if (i == 0) {
       load_queries(state, shared_address(last.keys), row_warp);
       __syncthreads();
     }
     const int ahead = i + Config::STAGES - 1;
-    if (ahead < count) copier.tile(p, sizes, unit, share, first + ahead, plan.stages[ahead % Config::STAGES]);
+    if (ahead < count) copier.tile(from, share, first + ahead, plan.stages[ahead % Config::STAGES]);
     copy_async_commit();
-    if (!has_rows) continue;
+    if (i < 0 || !has_rows) continue;
     const Stage& stage = plan.stages[i % Config::STAGES];
     float scores[Config::WARP_KEYS / 8][4] = {};
     const int row = key_warp * Config::WARP_KEYS, key = share.first + (first + i) * Config::TILE_KEYS + row;

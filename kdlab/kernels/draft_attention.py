@@ -21,7 +21,7 @@ ALL = 2**30
 """A window that no context reaches."""
 _TILE_ROWS, _TILE_KEYS, _STAGES, _THREADS, _MERGE_WARPS = 64, 64, 3, 256, 32  # as in the .cu
 _MIN_TILES = 1
-_MAX_ROWS, _MAX_KEYS = 2**20, 2**26  # the .cu divides in float
+_MAX_ROWS, _MAX_PAST = 2**20, 2**30  # the .cu divides in float, and counts in 32 bits within a stream
 _ALIGNMENT = 16  # bytes that the kernel copies at once
 
 
@@ -147,9 +147,10 @@ def _check_for_kernel(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Ten
         raise NotSupported("q", "bfloat16 or float16 for impl='cuda'", q.dtype)
     if q.shape[-1] not in HEAD_DIMS:
         raise NotSupported("q", f"heads of {', '.join(map(str, HEAD_DIMS))} values for impl='cuda'", q.shape[-1])
-    if q.shape[1] * q.shape[2] > _MAX_ROWS or keys.shape[1] > _MAX_KEYS:
-        most = f"at most {_MAX_ROWS:,} rows of a block and {_MAX_KEYS:,} of a context for impl='cuda'"
-        raise NotSupported("q", most, f"{q.shape[1] * q.shape[2]:,} and {keys.shape[1]:,}")
+    rows, past = q.shape[1] * q.shape[2], keys.shape[1] * k.shape[2] * k.shape[3]
+    if rows > _MAX_ROWS or past > _MAX_PAST:
+        most = f"at most {_MAX_ROWS:,} rows of a block and {_MAX_PAST:,} values a stream for impl='cuda'"
+        raise NotSupported("q", most, f"{rows:,} and {past:,}")
     if start.dtype != torch.int32 or not start.is_contiguous():
         raise ShapeError("start", "contiguous int32 on a GPU", f"{start.dtype}, strides {start.stride()}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -180,7 +181,8 @@ def _draft_attention(
     if splits > 1:
         o_partial = torch.empty(units, splits, _TILE_ROWS, head_dim, dtype=torch.float32, device=q.device)
         stats = torch.empty(units, splits, _TILE_ROWS, 2, dtype=torch.float32, device=q.device)
-    strides = (*(n for rows in (q, k, v) for n in rows.stride()[:2]), 0 if len(keys) == 1 else keys.stride(0))
+    streams = (q.stride(0), k.stride(0), v.stride(0), 0 if len(keys) == 1 else keys.stride(0))
+    rows = (q.stride(1), k.stride(1), v.stride(1))
     sizes = (width, num_heads, kv_heads, group, tiles, capacity, window)
     reciprocals = (1 / group, 1 / tiles, 1 / splits)
     program = build(head_dim, q.dtype)
@@ -188,8 +190,8 @@ def _draft_attention(
         (splits, kv_heads * tiles, num_streams),
         _THREADS,
         *(q, k, v, keys, values, start, o, o_partial, stats),
-        *map(np.int64, strides),
-        *(*sizes, int(causal), splits, *reciprocals, math.log2(math.e) * head_dim**-0.5),
+        *map(np.int64, streams),
+        *(*rows, *sizes, int(causal), splits, *reciprocals, math.log2(math.e) * head_dim**-0.5),
         shared_bytes=_shared_bytes(head_dim),
         overlap=True,
     )
