@@ -3,24 +3,19 @@
 Each rank looks at its own columns of the logits; what is exchanged are a few candidates a row, in one message.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kdlab.kernels.draft_topk import TopK, TopKShard, draft_topk, draft_topk_shard, merge_topk
-from kdlab.kernels.sample_shards import (
-    SampleShard,
-    choose_token,
-    merge_candidates,
-    target_sample_shard,
-    top_p_mass_shard,
-)
+from kdlab.kernels.draft_topk import TopK, TopKShard, draft_topk, draft_topk_shard
+from kdlab.kernels.merge_shards import choose_token, merge_candidates, merge_topk
+from kdlab.kernels.sample_shards import SampleShard, target_sample_shard, top_p_mass_shard
 from kdlab.kernels.target_sample import target_sample
 from kdlab.model.ranks import Ranks
 
 _ALIGNMENT = 8  # bytes, of a float64
+_Shard = TypeVar("_Shard", TopKShard, SampleShard)
 
 
 def top_over_ranks(ranks: Ranks, logits: Tensor, k: int, impl: str) -> TopK:
@@ -34,8 +29,12 @@ def top_over_ranks(ranks: Ranks, logits: Tensor, k: int, impl: str) -> TopK:
     """
     if ranks.size == 1:
         return draft_topk(logits, k, impl=impl)
-    own = draft_topk_shard(logits, k, first_id=ranks.rank * logits.shape[-1], impl=impl)
-    return merge_topk([TopKShard(*fields) for fields in _gather(ranks, own, logits.shape[-1])])
+    first_id = ranks.rank * logits.shape[-1]
+    shards = _gather(ranks, draft_topk_shard(logits, k, first_id=first_id, impl=impl))
+    if ranks.group is None:  # a slice that is timed alone stands for all ranks, whose tokens differ
+        others = torch.arange(ranks.size, dtype=torch.int32, device=logits.device) * logits.shape[-1] - first_id
+        shards = shards._replace(token_ids=shards.token_ids + others[:, None, None, None])
+    return merge_topk(shards, impl=impl)
 
 
 def sample_over_ranks(
@@ -61,31 +60,21 @@ def sample_over_ranks(
     if ranks.size == 1:
         return target_sample(logits, **draw)
     first_id = ranks.rank * logits.shape[-1]
-    own = target_sample_shard(logits, first_id=first_id, **draw)
-    candidates = merge_candidates([SampleShard(*fields) for fields in _gather(ranks, own, logits.shape[-1])])
+    candidates = merge_candidates(_gather(ranks, target_sample_shard(logits, first_id=first_id, **draw)), impl=impl)
     mass = None
     if temperature > 0.0 and top_p < 1.0:
         mass = top_p_mass_shard(logits, candidates, first_id=first_id, temperature=temperature, impl=impl)
         ranks.all_reduce(mass, "head")
-    return choose_token(candidates, mass, top_p=top_p)
+    return choose_token(candidates, mass, top_p=top_p, impl=impl)
 
 
-def _gather(ranks: Ranks, own: TopKShard | SampleShard, width: int) -> Sequence[tuple[Tensor, ...]]:
-    """Return the fields of every rank's shard, which travel as the bytes of one message."""
-    message = torch.cat([_bytes(field) for field in own])
-    gathered = ranks.all_gather(message, "head")
-    fields, begin = {}, 0
-    for name, field in own._asdict().items():
-        end = begin + field.numel() * field.element_size()
-        fields[name] = gathered[:, begin:end].view(field.dtype).unflatten(1, field.shape)
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-    if ranks.group is None:  # a slice that is timed alone: shards must not name the same tokens
-        others = torch.arange(ranks.size, dtype=torch.int32, device=message.device) - ranks.rank
-        ids = fields["token_ids"]
-        fields["token_ids"] = torch.where(ids < 0, ids, ids + width * others.view(-1, *[1] * (ids.dim() - 1)))
-    return list(zip(*(field.unbind(0) for field in fields.values()), strict=True))
-
-
-def _bytes(field: Tensor) -> Tensor:
-    flat = field.contiguous().flatten().view(torch.uint8)
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % _ALIGNMENT))
+def _gather(ranks: Ranks, own: _Shard) -> _Shard:
+    """Return the fields of every rank's shard, stacked; they travel as the bytes of one message."""
+    fields = sorted(own._asdict().items(), key=lambda item: -item[1].element_size())  # wide ones first: all lie aligned
+    pieces = [field.flatten().view(torch.uint8) for _, field in fields]
+    size = sum(piece.numel() for piece in pieces)
+    message = pieces[0].new_empty(-(-size // _ALIGNMENT) * _ALIGNMENT)
+    torch.cat(pieces, out=message[:size])
+    parts = ranks.all_gather(message, "head")[:, :size].split([piece.numel() for piece in pieces], dim=1)
+    shaped = (part.view(field.dtype).unflatten(1, field.shape) for (_, field), part in zip(fields, parts, strict=True))
+    return own._replace(**dict(zip((name for name, _ in fields), shaped, strict=True)))
