@@ -94,6 +94,12 @@ class ExpertSplit:
         return found
 
 
+def _unit(config: TargetConfig, device: torch.device | str) -> int:
+    """Return how many inner values stay on one rank: a group of INT4, of which the CUDA op takes whole ones anyway."""
+    on_gpu = torch.device(device).type == "cuda" and config.moe_intermediate_size % INT4_GROUP == 0
+    return INT4_GROUP if config.experts_int4 or on_gpu else 1
+
+
 class DenseExpertBank(nn.Module):
     """Routed experts as stacked matrices in the compute dtype."""
 
@@ -101,7 +107,7 @@ class DenseExpertBank(nn.Module):
         self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str, ranks: Ranks = ONE_RANK
     ) -> None:
         super().__init__()
-        self.split = ExpertSplit(config, ranks, INT4_GROUP if config.experts_int4 else 1)
+        self.split = ExpertSplit(config, ranks, _unit(config, device))
         (experts, inner), width = self.split.held, config.hidden_size
         self.gate_up = weight(experts, 2 * inner, width, dtype=dtype, device=device)
         self.down = weight(experts, width, inner, dtype=dtype, device=device)
@@ -163,7 +169,7 @@ class MixtureOfExperts(nn.Module):
             if packed
             else DenseExpertBank(config, dtype=dtype, device=device, ranks=ranks)
         )
-        inner, unit = config.n_shared_experts * config.moe_intermediate_size, INT4_GROUP if config.experts_int4 else 1
+        inner, unit = config.n_shared_experts * config.moe_intermediate_size, _unit(config, device)
         if inner:
             self.shared = SwiGlu(config.hidden_size, inner, dtype=dtype, device=device, ranks=ranks, unit=unit)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError, ConfigError, UnsupportedDevice
 from kdlab.kernels.draft_topk import TopK
+from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.drafter import Drafter, plan_drafter
@@ -83,14 +84,19 @@ class Pair:
         """
         drafter = self._drafter()
         config = drafter.config
-        block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
-        block[:, 0] = anchor
-        hidden = drafter(self.target.embed(block), start, context)
-        return self.target.head(hidden[:, 1:])
+        with stage("draft layers"):
+            block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
+            block[:, 0] = anchor
+            rows = self.target.embed(block)
+        hidden = drafter(rows, start, context)
+        with stage("draft head"):
+            return self.target.head(hidden[:, 1:])
 
     def draft_top(self, anchor: Tensor, start: Tensor, context: DraftContext, k: int, impl: str = "auto") -> TopK:
         """Return the drafter's K best tokens of each draft position; see `draft_logits` and `draft_topk`."""
-        return top_over_ranks(self.ranks, self.draft_logits(anchor, start, context), k, impl)
+        logits = self.draft_logits(anchor, start, context)
+        with stage("draft_topk"):
+            return top_over_ranks(self.ranks, logits, k, impl)
 
     def sample(
         self,
@@ -104,10 +110,13 @@ class Pair:
         impl: str = "auto",
     ) -> Tensor:
         """Return the target's token [S, N] i32 behind rows of hidden [S, N, D]; see `target_sample`."""
-        return sample_over_ranks(
-            self.ranks, self.target.head(hidden),
-            temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl,
-        )  # fmt: skip
+        with stage("lm_head"):
+            logits = self.target.head(hidden)
+        with stage("target_sample"):
+            return sample_over_ranks(
+                self.ranks, logits,
+                temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl,
+            )  # fmt: skip
 
     def _drafter(self) -> Drafter:
         if self.drafter is None:

@@ -6,6 +6,10 @@ import pytest
 import torch
 
 import kdlab
+from kdlab.errors import ArgumentError
+from kdlab.model.ranks import Ranks
+from kdlab.model.target import plan_target
+from kdlab.paths import bundled_pair
 from tests.decode.test_gpu import NEAR_TIE_MARGIN, NEAR_TIE_SHARE, SAMPLED, compiled, gpu_pair, margins, prompts
 from tests.decode.test_ranks import PATIENCE_S, calls_of_a_round, expected_calls, lose_rank_1
 from tests.rank_processes import run_ranks, values_of
@@ -17,7 +21,7 @@ OPTIONS = dict(budget=16, max_new_tokens=32)
 TOP_P = SAMPLED | {"top_p": 0.9}
 CASES = [
     ("tiny", "float32", "tp", 2, {}),
-    ("tiny", "float32", "ep", 4, TOP_P),
+    ("tiny", "float32", "ep", 2, TOP_P),
     ("bundled", "bfloat16", "tp", 4, {}),
     ("bundled", "bfloat16", "ep", 2, SAMPLED),
     ("bundled", "bfloat16", "ep", 4, {}),
@@ -50,6 +54,13 @@ def test_slices_on_one_gpu_decode_together(name, dtype, experts, size, sampling)
         assert runs[0].output_ids == alone.output_ids
     else:
         assert_near_ties(runs[0], name, dtype, sampling)
+
+
+def test_inner_widths_that_the_op_cannot_run_are_refused_before_weights_are_read():
+    directory, _ = bundled_pair("tiny")
+    plan = plan_target(directory, device="cuda", dtype=torch.float32, ranks=Ranks.slice_of(0, 4))
+    with pytest.raises(ArgumentError, match="moe_intermediate_size = 64 in units of 32, got 4"):
+        plan.read("cuda")
 
 
 def on_gpus(rank, size, name, dtype, experts, sampling):
