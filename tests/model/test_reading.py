@@ -214,12 +214,17 @@ def test_a_part_that_does_not_fit_its_view_is_an_error(folders):
 
 
 HOST_MEMORY = """
-import json, resource, sys
+import json, sys
+from pathlib import Path
 import torch
 from kdlab.model import shard
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.layers import Part
 from kdlab.model.reading import read_parts
+
+def mib(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) / 1024
 
 directory, keep = sys.argv[1], sys.argv[2] == "keep"
 if keep:
@@ -231,10 +236,10 @@ with Checkpoint(directory) as checkpoint:
     for i, name in enumerate(checkpoint.names):
         view, index = ((row, (slice(512, 1024), slice(None))), (column, (slice(None), slice(512, 1024))))[i % 2]
         parts[name] = Part(view, (2048, 16384), index)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = mib("VmRSS:")
     read_parts(parts, checkpoint, {name: name for name in parts})
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(json.dumps({"grown_mib": grown / 1024}))
+    grown = mib("VmHWM:") - before  # the peak of this process; ru_maxrss begins with the parent's
+print(json.dumps({"grown_mib": grown}))
 """
 
 
@@ -260,7 +265,7 @@ def test_host_memory_stays_small_whatever_is_read(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         grown[mode] = json.loads(done.stdout)["grown_mib"]
     assert total == 512 << 20
-    assert grown["drop"] < 160
+    assert 0 < grown["drop"] < 160
     assert grown["keep"] > 2 * grown["drop"]
 
 
