@@ -192,7 +192,9 @@ class MixtureOfExperts(nn.Module):
         with stage("router"):
             expert_ids, weights = self.router(x, used, ops)
         with stage("experts"):
-            own = expert_ids - self.routed.split.experts.start  # ids of other ranks fall outside, where no expert is
+            # Ids of other ranks' experts fall outside, where no expert is. With "tp" it would be a launch for nothing.
+            first = self.routed.split.experts.start
+            own = expert_ids - first if first else expert_ids
             if ops == "auto":
                 return moe_int4(x, own, weights, self.routed.experts, shared=self._shared_expert()), expert_ids
             out = moe_int4(x, own, weights, self.routed.experts, impl=ops)
