@@ -11,30 +11,31 @@
 // meet in shared memory, then those of the cluster's blocks in the block that owns the row (row % cluster), and are
 // added in a fixed order.
 //
-// -D constants: DTYPE 1 or 2 | ROWS, a multiple of 8 that T does not exceed | TILE outputs of a block | STAGES
+// -D constants: DTYPE 1 or 2 | ROWS, a multiple of 8 that T does not exceed | TILE outputs of a block | SLAB_INPUTS |
+// STAGES. The cluster is 1, 2, 4 or 8 blocks.
 #include "hopper.cuh"
 #include "mma.cuh"
 
-#if !defined(DTYPE) || !defined(ROWS) || !defined(TILE) || !defined(STAGES)
-#error "DTYPE (see common.cuh), ROWS, TILE and STAGES"
+#if !defined(DTYPE) || !defined(ROWS) || !defined(TILE) || !defined(SLAB_INPUTS) || !defined(STAGES)
+#error "DTYPE (see common.cuh), ROWS, TILE, SLAB_INPUTS and STAGES"
 #endif
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP;
-constexpr int SLAB = 128;                          // inputs of a stage
+constexpr int SLAB = SLAB_INPUTS;                  // inputs of a stage
 constexpr int FEATURE_WARPS = TILE >= 64 ? 2 : 1;  // warps side by side along the outputs
 constexpr int WARP_FEATURES = TILE / FEATURE_WARPS, K_WARPS = WARPS / FEATURE_WARPS;
 constexpr int M_TILES = WARP_FEATURES / 16, N_TILES = ROWS / 8, K_STEPS = SLAB / K_WARPS / 16;
 constexpr int CHUNK = 8;                           // values in 16 bytes
 constexpr int PAD = TILE + 4;                      // floats a row of sums: a warp's stores meet 32 banks
 constexpr int WEIGHT_BYTES = TILE * SLAB * 2, X_BYTES = ROWS * SLAB * 2, STAGE_BYTES = WEIGHT_BYTES + X_BYTES;
-constexpr int QUADS = TILE / 4;                    // four outputs are added at once
-constexpr int MAX_CLUSTER = 8;
+constexpr int QUADS = TILE / 4;                    // four outputs are added at once,
+constexpr int ROW_STEP = THREADS / QUADS, ROWS_EACH = cdiv(ROWS, ROW_STEP);  // by a thread for rows so far apart
 static_assert(TILE % (16 * FEATURE_WARPS) == 0 && ROWS % 8 == 0 && ROWS >= 8 && K_STEPS >= 1, "whole fragments");
 static_assert(K_WARPS * ROWS * PAD * 4 <= STAGES * STAGE_BYTES, "the warps' sums take the place of the slabs");
 
 // Shared memory: the stages, then what the cluster's blocks send.
 struct Inbox {
-  alignas(16) float sums[MAX_CLUSTER + ROWS][QUADS][4];  // [cluster][rows of this block], no more than these together
+  alignas(16) float sums[ROWS][QUADS][4];  // [cluster][rows of this block]
   alignas(8) u64 barrier;
 };
 
@@ -96,9 +97,12 @@ DEVICE void run(const Problem& p) {
   extern __shared__ __align__(128) u8 shared[];
   Inbox& inbox = *reinterpret_cast<Inbox*>(shared + STAGES * STAGE_BYTES);
   const u32 ring = shared_address(shared), barrier = shared_address(&inbox.barrier);
-  const int split = cluster_size(), rank = cluster_rank(), tile = blockIdx.x / split, matrix = blockIdx.y;
-  const int slabs = p.inputs / SLAB, first = slabs * rank / split, end = slabs * (rank + 1) / split;
-  const int own_rows = cdiv(p.num_rows - rank, split);  // rows rank, rank + split, ...
+  const int split = cluster_size(), rank = cluster_rank(), shift = __ffs(split) - 1;
+  const int tile = blockIdx.x >> shift, matrix = blockIdx.y;
+  const int slabs = p.inputs / SLAB, first = slabs * rank >> shift, end = slabs * (rank + 1) >> shift;
+  // Rows owner, owner + split, ...
+  const auto rows_of = [&](int owner) { return (p.num_rows - owner + split - 1) >> shift; };
+  const int own_rows = rows_of(rank);
   grid_dependency_launch();
   if (split > 1) {
     if (threadIdx.x == 0) {
@@ -226,18 +230,20 @@ DEVICE void run(const Problem& p) {
     for (int k = 1; k < K_WARPS; ++k) sum = add(sum, *reinterpret_cast<const float4*>(&sums[k][row][quad * 4]));
     return sum;
   };
+  const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
   if (split > 1) {
     cluster_wait();  // all blocks have made their barriers
-    for (int u = threadIdx.x; u < p.num_rows * QUADS; u += THREADS) {
-      const int row = u / QUADS, quad = u % QUADS, owner = row % split;
-      const int rows_there = cdiv(p.num_rows - owner, split);
-      const u32 to = shared_address(&inbox.sums[rank * rows_there + row / split][quad]);
+#pragma unroll
+    for (int i = 0; i < ROWS_EACH; ++i) {
+      const int row = first_row + i * ROW_STEP, owner = row & (split - 1);
+      if (row >= p.num_rows) break;
+      const u32 to = shared_address(inbox.sums[rank * rows_of(owner) + (row >> shift)][quad]);
       send(remote_address(to, owner), block_sum_of(row, quad), remote_address(barrier, owner));
     }
-    if (own_rows <= 0) return;
+    if (own_rows == 0) return;
     mbarrier_wait_cluster(barrier, 0);
   }
-  auto sum_of = [&](int own, int quad) {
+  const auto sum_of = [&](int own, int quad) {
     if (split == 1) return block_sum_of(own, quad);
     float4 sum = *reinterpret_cast<const float4*>(inbox.sums[own][quad]);
     for (int r = 1; r < split; ++r) {
@@ -245,10 +251,12 @@ DEVICE void run(const Problem& p) {
     }
     return sum;
   };
-  const int quads = outputs / 4;
-  for (int u = threadIdx.x; u < own_rows * quads; u += THREADS) {
-    const int own = u / quads, quad = u % quads, n = tile * outputs + quad * 4;
-    if (n >= limit) continue;
+  const int n = tile * outputs + quad * 4;
+  if (quad * 4 >= outputs || n >= limit) return;
+#pragma unroll
+  for (int i = 0; i < ROWS_EACH; ++i) {
+    const int own = first_row + i * ROW_STEP;
+    if (own >= own_rows) break;
     float4 v = sum_of(own, quad);
     const i64 at = matrix * p.y_matrix + (own * split + rank) * p.y_row + n;
     if (p.epilogue == FLOAT) {
@@ -256,8 +264,8 @@ DEVICE void run(const Problem& p) {
       continue;
     }
     if (halves) {
-      const float4 up = sum_of(own, quad + quads);
-      auto gated = [](float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; };
+      const float4 up = sum_of(own, quad + QUADS / 2);
+      const auto gated = [](float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; };
       v = make_float4(gated(v.x, up.x), gated(v.y, up.y), gated(v.z, up.z), gated(v.w, up.w));
     }
     const Vec<u32, 2> packed = {{pack_pair<Scalar>(v.x, v.y), pack_pair<Scalar>(v.z, v.w)}};

@@ -22,9 +22,11 @@ MAX_ROWS = 64
 ARCHS = ("sm_90a", "sm_100a", "sm_120a")
 """Architectures with clusters; the last one's blocks have less shared memory."""
 _LEAST_SHARED_BYTES = 101_376
-_THREADS, _SLAB = 256, 128  # as in the .cu
+_THREADS = 256  # as in the .cu
+_SLAB = 128
 _ROWS = (8, 16, 24, 40, MAX_ROWS)  # T is rounded up to one of these
 _MAX_CLUSTER = 8
+_MAX_STAGES, _SHARED_BYTES = 8, 115_712  # so that two blocks share a multiprocessor of Hopper, one in waiting
 _PLAIN, _FLOAT, _GATED = 0, 1, 2
 _ALIGNMENT = 16
 
@@ -34,6 +36,7 @@ class Plan(NamedTuple):
 
     tile: int
     split: int
+    slab: int  # inputs of a stage
     rows: int
     stages: int
 
@@ -168,13 +171,21 @@ def make_plan(num_rows: int, features: int, inputs: int, matrices: int) -> Plan:
     """Return how a product is cut; tile and split follow from the matrix alone, so that sums do too."""
     rows = next(n for n in _ROWS if n >= num_rows)
     slabs, tiles = inputs // _SLAB, -(-features // 64) * matrices
-    split = max(1, min(_MAX_CLUSTER, slabs, 150 // tiles))
-    return Plan(64, split, rows, 5 if rows <= 16 else 4 if rows <= 40 else 3)
+    most = max(1, min(_MAX_CLUSTER, slabs, 150 // tiles))
+    split = 1 << most.bit_length() - 1
+    return Plan(64, split, _SLAB, rows, _stages(64, _SLAB, rows))
+
+
+def _stages(tile: int, slab: int, rows: int) -> int:
+    """Return how many stages two blocks of a multiprocessor have room for."""
+    stage = 2 * slab * (tile + rows)
+    return min(_MAX_STAGES, (_SHARED_BYTES - 4 * rows * tile - _ALIGNMENT) // stage)
 
 
 def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
     """Return what is compiled for a plan."""
-    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile), ("STAGES", plan.stages))
+    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile))
+    defines += (("SLAB_INPUTS", plan.slab), ("STAGES", plan.stages))
     size = shared_bytes(plan)
     dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
     return jit.Build("skinny_linear.cu", defines, ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
@@ -182,8 +193,7 @@ def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
 
 def shared_bytes(plan: Plan) -> int:
     """Return the dynamic shared memory of a block: the stages and `Inbox`."""
-    stages = plan.stages * (plan.tile + plan.rows) * _SLAB * 2
-    return stages + (_MAX_CLUSTER + plan.rows) * plan.tile * 4 + 16
+    return plan.stages * (plan.tile + plan.rows) * plan.slab * 2 + 4 * plan.rows * plan.tile + _ALIGNMENT
 
 
 def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan) -> None:
