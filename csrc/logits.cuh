@@ -87,7 +87,7 @@ DEVICE uint4 load_16(u64 address) {
   return v;
 }
 
-// 16 bytes from anywhere, out of the two 16-byte words that hold them: each holds some, so both are there to be read.
+// 16 bytes from anywhere, out of the two 16-byte words that hold them.
 DEVICE uint4 load_16_unaligned(u64 address) {
   const uint4 a = load_16(address & ~u64(15)), b = load_16((address & ~u64(15)) + 16);
   u32 w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
@@ -129,10 +129,77 @@ DEVICE Logits load_vector(const Row& row, i32 index) {
   const u64 address = reinterpret_cast<u64>(row.logits + start);
   Logits logits;
   uint4& bits = reinterpret_cast<uint4&>(logits.data);
-  if (start < 0 || start + PER_VECTOR > row.num_ids) bits = load_edge(row, start);
+  const i32 beside = row.aligned ? 0 : PER_VECTOR - 1;  // of the row, in the words that hold the vector
+  if (start < beside || start + PER_VECTOR + beside > row.num_ids) bits = load_edge(row, start);
   else if (row.aligned) bits = load_16(address);
   else bits = load_16_unaligned(address);
   return logits;
+}
+
+// All vectors of the chunk are whole and aligned, for all threads alike: the chunks that the fast way is for.
+DEVICE bool is_plain(const Row& row, i32 chunk) {
+  const i32 start = chunk * CHUNK - row.shift;
+  return row.aligned && start >= 0 && start + CHUNK <= row.num_ids;
+}
+
+DEVICE void load_plain(const Row& row, i32 chunk, int v, Logits& logits) {
+  const u64 address = reinterpret_cast<u64>(row.logits + (chunk * CHUNK - row.shift)) + threadIdx.x * 16;
+  reinterpret_cast<uint4&>(logits.data) = load_16(address + v * (THREADS * 16));
+}
+
+// A thread's vectors of a plain chunk, all in flight at once.
+DEVICE void load_plain(const Row& row, i32 chunk, Logits (&logits)[VECTORS]) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) load_plain(row, chunk, v, logits[v]);
+}
+
+// After VECTORS of these the first one stands first: an index that a loop counts would need memory.
+DEVICE void push(float (&values)[VECTORS], float value) {
+#pragma unroll
+  for (int v = 0; v + 1 < VECTORS; ++v) values[v] = values[v + 1];
+  values[VECTORS - 1] = value;
+}
+
+// use(vector, its number among the thread's vectors of the chunk), in the order of their ids.
+template <typename Use>
+DEVICE void for_vectors(const Row& row, i32 chunk, Use use) {
+  if (is_plain(row, chunk)) {
+    Logits logits[VECTORS];
+    load_plain(row, chunk, logits);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) use(logits[v], v);
+  } else {
+#pragma unroll 1
+    for (int v = 0; v < VECTORS; ++v) use(load_vector(row, chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x), v);
+  }
+}
+
+// The same for all chunks of this block: use(vector, chunk, number). The next chunk's reads follow one by one as this
+// one's vectors are used up.
+template <typename Use>
+DEVICE void for_row(const Row& row, i32 block, i32 num_chunks, i32 cluster, Use use) {
+  Logits logits[VECTORS];
+  bool plain = block < num_chunks && is_plain(row, block);
+  if (plain) load_plain(row, block, logits);
+#pragma unroll 1
+  for (i32 chunk = block; chunk < num_chunks; chunk += cluster) {
+    const i32 next = chunk + cluster;
+    const bool next_plain = next < num_chunks && is_plain(row, next);
+    if (plain) {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        use(logits[v], chunk, v);
+        if (next_plain) load_plain(row, next, v, logits[v]);
+      }
+    } else {
+#pragma unroll 1
+      for (int v = 0; v < VECTORS; ++v) {
+        use(load_vector(row, chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x), chunk, v);
+      }
+      if (next_plain) load_plain(row, next, logits);
+    }
+    plain = next_plain;
+  }
 }
 
 // A thread's vectors first, first + THREADS, ... of the row, all in flight at once.

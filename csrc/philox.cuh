@@ -10,12 +10,19 @@ struct NoiseKey {
   u32 seed_low, seed_high, position, stream;
 };
 
+// All 64 bits; from a plain 64-bit product the compiler makes an addition more.
+DEVICE u64 multiply_wide(u32 a, u32 b) {
+  u64 product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 // The four random words of tokens 4 * block .. 4 * block + 3.
 DEVICE uint4 philox(const NoiseKey& key, u32 block) {
   u32 c0 = block, c1 = key.position, c2 = key.stream, c3 = 0, k0 = key.seed_low, k1 = key.seed_high;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const u64 p0 = u64(c0) * 0xD2511F53u, p1 = u64(c2) * 0xCD9E8D57u;
+    const u64 p0 = multiply_wide(c0, 0xD2511F53u), p1 = multiply_wide(c2, 0xCD9E8D57u);
     c0 = static_cast<u32>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<u32>(p1);
     c2 = static_cast<u32>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<u32>(p0);
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
@@ -35,4 +42,11 @@ DEVICE float gumbel_bound_log2(u32 word) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(static_cast<float>(~word), 0x1p-32f, 0x1p-33f)));
   return -y;
+}
+
+// log2(e) times a lower bound of the noise: -log(u) is at most (1 - u) / u. It may be too large by 2 BOUND_ERROR.
+DEVICE float gumbel_least_log2(u32 word) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f)));
+  return y + gumbel_bound_log2(word);
 }

@@ -4,20 +4,22 @@
 //   out  tokens [S,N] i32, -1 for a row with NaN or +inf, or with nothing above -inf; or, for a vocabulary shard,
 //        F candidates a row: scores f64, token_ids i32, values f32 (the logits), top f32 (NaN for a bad row)
 //   math top-p set: the fewest tokens, from the most probable down (ties: smaller id), whose probabilities reach top_p
-//   how  Float32 upper bounds of all scores are screened; the largest one's score is worked out in float64, and so are
-//        those of all tokens whose bound reaches it.
+//   how  The largest logit and the largest noise of each 16-byte vector bound all its scores from above, with one
+//        logarithm a vector; noise needs no logits, so it is made while they are on their way. A lower bound of the
+//        best score comes from the vectors with the largest bounds; the few vectors that reach it are worked out in
+//        float64.
 //        Top-p needs no sort: the winner c among all tokens is the answer if the mass above c is below top_p. If not,
 //        c and all below it are outside; the winner among the tokens above c is next. It ends after 1 + log(1 / top_p)
 //        or so. A shard cannot know the others' mass: it lists all its winners (64 are enough but for 1 row in 10^20),
 //        the merge keeps those that are winners of the whole, and top_p_mass adds up the mass above each.
-//   cost V * sizeof(Scalar) bytes a row; noise costs 10 integer multiplications and 2 logarithms a token
+//   cost V * sizeof(Scalar) bytes a row; noise takes 18 multiplications of 32 by 32 bits for 4 tokens
 //   ref  kernels/reference.py:target_sample | test tests/kernels/test_target_sample.py | archs all
 #include "logits.cuh"
 #include "philox.cuh"
 
-// (logit - top) / T below -27 cannot win, because noise spans 22.88 + 3.14; the bound of what can is off by the noise's
-// error and five roundings of at most (27 + 23) log2(e).
-constexpr float MARGIN = BOUND_ERROR + 5 * 0x1p-24f * 73.0f;
+// (logit - top) / T below -27 cannot win, because noise spans 22.88 + 3.14. The bound of what can is off by the noise's
+// error and five roundings of at most (27 + 23) log2(e), and so is the lower bound that it is held against.
+constexpr float MARGIN = 3 * BOUND_ERROR + 10 * 0x1p-24f * 80.0f;
 constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
 constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
 
@@ -31,7 +33,7 @@ DEVICE u32 block_max_key(u32 key, u32* scratch) {
 
 // ---- greedy ------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
               i32 cluster, i32* token_ids, double* scores) {
   __shared__ u64 warp_best[WARPS], block_best[MAX_CLUSTER];
@@ -39,22 +41,16 @@ target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_
   const Row row = rows.row();
   cluster_begin();
   grid_dependency_wait();
+  grid_dependency_launch();  // it waits for this one's end, but its blocks are there by then
   float best = -INFINITY_F32;
   i32 best_vector = 0;
   Logits winner = {};
-  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += cluster) {
-    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    Logits values[VECTORS];
-    load_chunk(row, first, values);
-    grid_dependency_launch();
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const float top = max_or_nan(values[v]);
-      if (top <= best) continue;  // vectors come in the order of their ids
-      best = max_or_nan(best, top);
-      best_vector = first + v * THREADS, winner = values[v];
-    }
-  }
+  for_row(row, rows.block(), rows.num_chunks(), cluster, [&](const Logits& values, i32 chunk, int v) {
+    const float top = max_or_nan(values);
+    if (top <= best) return;  // vectors come in the order of their ids
+    best = max_or_nan(best, top);
+    best_vector = chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x, winner = values;
+  });
   const i32 start = best_vector * PER_VECTOR - row.shift;
   u64 rank = 0;
 #pragma unroll
@@ -123,93 +119,91 @@ struct Scratch {
   u32 warp_keys[2][WARPS];
   double warp_sums[2][WARPS];
   Winner winners[WARPS];
+  i32 num_vectors;
+  u16 vectors[CHUNK_VECTORS];  // of the chunk, whose tokens may win
   // By the parity of the pass, as a fast block may be one ahead of a slow one; the third for masses in float64.
   Message inbox[3][MAX_CLUSTER];
 };
 
-// A thread's largest bound of a chunk (log2, relative to the chunk's largest logit), its vector, the largest bound of
-// its other vectors, and the mass of all.
+// What a thread knows of its vectors of a chunk.
 struct Screen {
-  float best = -INFINITY_F32, second = -INFINITY_F32, mass = 0.0f;
-  int vector = 0;
-  DEVICE void add(float bound, int from) {
-    second = fmaxf(second, fminf(bound, best));
-    if (bound > best) best = bound, vector = from;
-  }
+  float tops[VECTORS];   // the largest logit of each
+  float noise[VECTORS];  // the bound of the largest noise of each (log2)
+  float top;             // of all tops, then of the block's; NaN if any logit is
 };
 
-// Everything above -inf is in play. One vector after the other, the next one on its way: noise keeps all warps busy,
-// and unrolled it would be most of the machine code.
-DEVICE Screen screen_all(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top, bool with_mass) {
-  Screen out;
-  Logits next = load_vector(row, first);
-#pragma unroll 1
-  for (int v = 0; v < VECTORS; ++v) {
-    const Logits values = next;
-    if (v + 1 < VECTORS) next = load_vector(row, first + (v + 1) * THREADS);
-    const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
-    float bound = -INFINITY_F32;
+DEVICE void make_noise(const NoiseKey& key, u32 quad, float (&noise)[VECTORS]) {
+#pragma unroll 1  // little machine code; and the compiler leaves the loads before it
+  for (int v = 0; v < VECTORS; ++v, quad += THREADS * PER_VECTOR / 4) {
+    u32 largest = 0;
 #pragma unroll
-    for (int quad = 0; quad < PER_VECTOR / 4; ++quad) {
-      const uint4 words = philox(draw.key, static_cast<u32>(rows.first_id + start) / 4 + quad);
-#pragma unroll
-      for (int i = 4 * quad; i < 4 * quad + 4; ++i) {
-        bound = fmaxf(bound, fmaf(values[i] - top, draw.log2_scale, gumbel_bound_log2(word_of(words, i % 4))));
-      }
+    for (int q = 0; q < PER_VECTOR / 4; ++q) {
+      const uint4 words = philox(key, quad + q);
+      largest = max(max(largest, max(words.x, words.y)), max(words.z, words.w));
     }
-    if (with_mass) {
-#pragma unroll
-      for (int i = 0; i < PER_VECTOR; ++i) out.mass += exp_scaled(values[i] - top, draw.log2_scale);
-    }
-    out.add(bound, v);
+    push(noise, gumbel_bound_log2(largest));
   }
-  return out;
 }
 
-// Only what is above the threshold is in play: few tokens.
-DEVICE Screen screen_above(const Row& row, const Rows& rows, const Draw& draw, i32 first, float top,
-                           const Threshold& threshold, bool with_mass) {
-  Screen out;
+// Noise needs no logits: it is made while they are on their way.
+DEVICE void scan(const Row& row, const Rows& rows, const Draw& draw, i32 chunk, Screen& screen) {
+  const u32 quad = (rows.first_id - row.shift + chunk * CHUNK) / 4 + threadIdx.x * (PER_VECTOR / 4);
+  if (is_plain(row, chunk)) {
+    Logits logits[VECTORS];
+    load_plain(row, chunk, logits);
+    make_noise(draw.key, quad, screen.noise);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) screen.tops[v] = max_or_nan(logits[v]);
+  } else {
+    make_noise(draw.key, quad, screen.noise);
 #pragma unroll 1
-  for (int v = 0; v < VECTORS; ++v) {
-    if (max_of(load_vector(row, first + v * THREADS)) < threshold.value) continue;
-    const i32 start = (first + v * THREADS) * PER_VECTOR - row.shift;
-    float bound = -INFINITY_F32;
-#pragma unroll 1
-    for (i32 id = max(start, 0); id < min(start + PER_VECTOR, row.num_ids); ++id) {
-      const float value = to_float(row.logits[id]);
-      if (!threshold.is_below(value, id)) continue;
-      bound = fmaxf(bound, fmaf(value - top, draw.log2_scale, gumbel_bound_log2(draw.word(rows.first_id + id))));
-      if (with_mass) out.mass += exp_scaled(value - top, draw.log2_scale);
+    for (int v = 0; v < VECTORS; ++v) {
+      push(screen.tops, max_or_nan(load_vector(row, chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x)));
     }
-    out.add(bound, v);
   }
-  return out;
+  screen.top = -INFINITY_F32;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) screen.top = max_or_nan(screen.top, screen.tops[v]);
 }
 
-// The exact winner among the tokens of some threads' vectors: of the best one (`few`) or of all (`many`); a warp works
-// for each of its threads in turn.
-DEVICE Winner settle(const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block, int vector, bool few,
-                     bool many, const Threshold& threshold) {
-  Winner best = NO_WINNER;
-  u32 threads = __ballot_sync(FULL_MASK, few || many);
-  const u32 whole = __ballot_sync(FULL_MASK, many);
-  for (; threads != 0; threads &= threads - 1) {
-    const int lane = __ffs(threads) - 1;
-    const bool all = whole >> lane & 1;
-    const int from = all ? 0 : __shfl_sync(FULL_MASK, vector, lane);
-    for (int i = lane_id(); i < (all ? VECTORS : 1) * PER_VECTOR; i += WARP) {
-      const i32 index = first_of_block + (from + i / PER_VECTOR) * THREADS + warp_id() * WARP + lane;
-      const i32 id = index * PER_VECTOR - row.shift + i % PER_VECTOR;
-      if (id < 0 || id >= row.num_ids) continue;
-      const float value = to_float(row.logits[id]);
-      if (!threshold.is_below(value, id)) continue;
-      const double score = value / draw.temperature + gumbel_exact(draw.word(rows.first_id + id));
-      const Winner mine = {order_key(score), id, value};
-      if (best.loses_to(mine)) best = mine;
+// What is above the threshold in this thread's part of a chunk weighs, relative to `top`.
+DEVICE float mass_above(const Row& row, const Draw& draw, i32 chunk, float top, const Threshold& threshold) {
+  const float next = value_of(order_key(threshold.value) + 1);  // the next larger float
+  float mass = 0.0f;
+  for_vectors(row, chunk, [&](const Logits& values, int v) {
+    if (max_of(values) < threshold.value) return;
+    const i32 start = (chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x) * PER_VECTOR - row.shift;
+    const i32 before = threshold.id - start;  // how many of these have a smaller id than the threshold
+    const float least = before >= PER_VECTOR ? threshold.value : next;
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {
+      const float part = exp_scaled(values[i] - top, draw.log2_scale);
+      if (values[i] >= least) mass += part;
     }
-  }
-  return best;
+    if (before <= 0 || before >= PER_VECTOR) return;
+#pragma unroll
+    for (int i = 0; i < PER_VECTOR; ++i) {  // the threshold's own vector
+      const bool first = i < before && values[i] == threshold.value;
+      if (first) mass += exp_scaled(values[i] - top, draw.log2_scale);
+    }
+  });
+  return mass;
+}
+
+// One token of a vector for each of PER_VECTOR lanes: its logit and random word; -inf where it is not in play.
+struct Token {
+  i32 id;  // a column
+  float value;
+  u32 word;
+};
+
+DEVICE Token token_of(const Row& row, const Rows& rows, const Draw& draw, i32 index, const Threshold& threshold) {
+  Token token = {index * PER_VECTOR - row.shift + lane_id() % PER_VECTOR, -INFINITY_F32, 0};
+  if (token.id < 0 || token.id >= row.num_ids) return token;
+  const float value = to_float(row.logits[token.id]);
+  if (threshold.is_below(value, token.id)) token.value = value;
+  token.word = draw.word(rows.first_id + token.id);
+  return token;
 }
 
 DEVICE Winner warp_winner(Winner mine) {
@@ -267,58 +261,94 @@ DEVICE Winner block_winner(Scratch& scratch, const Winner& mine) {
   return warp_winner(scratch.winners[lane_id() % WARPS]);
 }
 
-// The exact winner of a chunk whose tokens in play have been screened: first the largest bound's score is worked out,
-// then those of all tokens whose bounds reach it.
-DEVICE Winner chunk_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 first_of_block,
-                           const Screen& screened, float top, const Threshold& threshold) {
-  const float largest = value_of(block_max_key(order_key(screened.best), scratch.warp_keys[1]));
-  if (largest == -INFINITY_F32) return NO_WINNER;
-  Winner winner = NO_WINNER;
-  bool few = screened.best == largest, many = false;
-#pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn) {
-    const Winner found =
-        block_winner(scratch, settle(row, rows, draw, first_of_block, screened.vector, few, many, threshold));
-    if (winner.loses_to(found)) winner = found;
-    // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
-    const double score = value_of_score(winner.score), offset = top / draw.temperature;
-    const double rounding = (fabs(score) + fabs(offset)) * 0x1p-49;
-    const float limit = static_cast<float>((score - offset - rounding) * LOG2_E - MARGIN);
-    few = screened.best >= limit && screened.best != largest, many = screened.second >= limit;
-    if (!__syncthreads_or(few || many)) break;
+// A lower bound of the score of some token of the block in play, near the best one's: each warp looks at the tokens of
+// its vector with the largest bound. -inf if none of those is in play.
+DEVICE float lower_bound(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
+                         const float (&bounds)[VECTORS], float top, const Threshold& threshold) {
+  float best = bounds[0];
+  i32 index = 0;
+#pragma unroll
+  for (int v = 1; v < VECTORS; ++v) {
+    if (bounds[v] > best) best = bounds[v], index = v;
   }
-  return winner;
+  index = chunk * CHUNK_VECTORS + index * THREADS + threadIdx.x;
+  const float largest = value_of(warp_max_key(order_key(best)));
+  float low = -INFINITY_F32;
+  if (largest > -INFINITY_F32) {
+    const i32 found = __shfl_sync(FULL_MASK, index, __ffs(__ballot_sync(FULL_MASK, best == largest)) - 1);
+    const Token token = token_of(row, rows, draw, found, threshold);
+    low = fmaf(token.value - top, draw.log2_scale, gumbel_least_log2(token.word));
+  }
+  return value_of(block_max_key(order_key(low), scratch.warp_keys[1]));
 }
 
-DEVICE float largest_of_chunk(const Row& row, i32 first) {
-  Logits logits[VECTORS];
-  load_chunk(row, first, logits);
-  float top = -INFINITY_F32;
+// The exact winner of a chunk: the scores of all vectors' tokens whose bound reaches `limit`.
+DEVICE Winner settle(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
+                     const float (&bounds)[VECTORS], float limit, const Threshold& threshold) {
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) top = max_or_nan(top, max_or_nan(logits[v]));
-  return top;
+  for (int v = 0; v < VECTORS; ++v) {
+    if (bounds[v] > -INFINITY_F32 && bounds[v] >= limit) {
+      scratch.vectors[atomicAdd(&scratch.num_vectors, 1)] = static_cast<u16>(v * THREADS + threadIdx.x);
+    }
+  }
+  __syncthreads();
+  Winner best = NO_WINNER;
+  const i32 count = scratch.num_vectors;
+  for (i32 i = threadIdx.x / PER_VECTOR; i < count; i += THREADS / PER_VECTOR) {
+    const Token token = token_of(row, rows, draw, chunk * CHUNK_VECTORS + scratch.vectors[i], threshold);
+    if (token.value == -INFINITY_F32) continue;
+    const double score = token.value / draw.temperature + gumbel_exact(token.word);
+    const Winner mine = {order_key(score), token.id, token.value};
+    if (best.loses_to(mine)) best = mine;
+  }
+  return block_winner(scratch, best);
+}
+
+// The best of the chunk's exact winner and `known`, the one of the chunks before.
+DEVICE Winner chunk_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
+                           const Screen& screen, const Threshold& threshold, const Winner& known) {
+  const float top = screen.top;  // a number
+  float bounds[VECTORS], best = -INFINITY_F32;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const float bound = fmaf(screen.tops[v] - top, draw.log2_scale, screen.noise[v]);
+    bounds[v] = screen.tops[v] >= threshold.value ? bound : -INFINITY_F32;
+    best = fmaxf(best, bounds[v]);
+  }
+  // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
+  const float rounding = fabsf(top) * 0x1p-47f * draw.log2_scale;
+  if (threadIdx.x == 0) scratch.num_vectors = 0;
+  if (known.score != 0) {
+    const float low = static_cast<float>((value_of_score(known.score) - top / draw.temperature) * LOG2_E);
+    if (!__syncthreads_or(best >= low - MARGIN - fabsf(low) * 0x1p-20f - rounding)) return known;
+  }
+  const float low = lower_bound(scratch, row, rows, draw, chunk, bounds, top, threshold);
+  const float limit = low - MARGIN - fabsf(low) * 0x1p-20f - rounding;
+  const Winner found = settle(scratch, row, rows, draw, chunk, bounds, limit, threshold);
+  return known.loses_to(found) ? found : known;
 }
 
 // One pass of the cluster over its row.
 DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
-                         const Threshold& threshold, bool with_mass, i32 pass) {
+                         const Threshold& threshold, bool with_mass, i32 pass, Screen& screen) {
   Found found = {NO_WINNER, -INFINITY_F32, 0.0};
   float mass = 0.0f;  // of this thread, relative to found.top
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
-    const i32 first = chunk * CHUNK_VECTORS + threadIdx.x;
-    float top = largest_of_chunk(row, first);
-    grid_dependency_launch();
-    __syncthreads();  // readers of the chunk before
-    top = value_of(block_max_key(order_key(top), scratch.warp_keys[0]));
-    const float old = found.top;
+    if (pass == 0 || rows.num_chunks() > rows.cluster) {  // else it is known from the pass before
+      scan(row, rows, draw, chunk, screen);
+      screen.top = value_of(block_max_key(order_key(screen.top), scratch.warp_keys[0]));
+    }
+    const float old = found.top, top = screen.top;
     found.top = max_or_nan(old, top);
-    if (!(top < INFINITY_F32) || top == -INFINITY_F32) continue;  // bad, or nothing here; all threads alike
-    const Screen screened = pass == 0 ? screen_all(row, rows, draw, first, top, with_mass)
-                                      : screen_above(row, rows, draw, first, top, threshold, with_mass);
-    const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
-    mass = before + screened.mass * exp_scaled(top - found.top, draw.log2_scale);
-    const Winner winner = chunk_winner(scratch, row, rows, draw, first - threadIdx.x, screened, top, threshold);
-    if (found.winner.loses_to(winner)) found.winner = winner;
+    if (!(top < INFINITY_F32) || top == -INFINITY_F32) {  // bad, or nothing here; all threads alike
+      __syncthreads();
+      continue;
+    }
+    if (with_mass) {
+      const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
+      mass = before + mass_above(row, draw, chunk, top, threshold) * exp_scaled(top - found.top, draw.log2_scale);
+    }
+    found.winner = chunk_winner(scratch, row, rows, draw, chunk, screen, threshold, found.winner);
   }
   if (with_mass) {
     const double sum = warp_sum(static_cast<double>(mass));
@@ -384,12 +414,13 @@ struct Output {
 
 DEVICE void run_passes(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, const Output& out) {
   const bool lists = out.scores != nullptr, writes = rows.block() == 0 && threadIdx.x == 0;
-  Threshold threshold = {-INFINITY_F32, -2147483647};
+  Threshold threshold = {-INFINITY_F32, -4};  // below every column, those before the row too
+  Screen screen;
   double all = 0;
   i32 token = -1;
 #pragma unroll 1
   for (i32 pass = 0;; ++pass) {
-    Found found = find_winner(scratch, row, rows, draw, threshold, !lists && draw.top_p < 1, pass);
+    Found found = find_winner(scratch, row, rows, draw, threshold, !lists && draw.top_p < 1, pass, screen);
     const bool bad = !(found.top < INFINITY_F32);
     if (bad) found.winner = NO_WINNER;
     if (lists) {
@@ -416,7 +447,7 @@ DEVICE void run_passes(Scratch& scratch, const Row& row, const Rows& rows, const
   if (writes) out.token_ids[rows.index()] = token;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
             i32 cluster, const i64* stream, const i64* position, u64 seed, double temperature, double top_p,
             float log2_scale, i32* token_ids, double* scores, float* values, float* top, i32 capacity) {
@@ -425,6 +456,7 @@ target_draw(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_pe
   const Row row = rows.row();
   cluster_begin();
   grid_dependency_wait();
+  grid_dependency_launch();  // it waits for this one's end, but its blocks are there by then
   const NoiseKey key = {static_cast<u32>(seed), static_cast<u32>(seed >> 32),
                         static_cast<u32>(position[rows.index()]), static_cast<u32>(stream[rows.stream()])};
   const Draw draw = {key, temperature, top_p, log2_scale};

@@ -11,7 +11,16 @@ from kdlab.errors import ArgumentError
 from kdlab.kernels import jit, reference, reference_shards
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
-from kdlab.kernels.logits import CHUNK_BYTES, DTYPES, MAX_CLUSTER, THREADS, cluster_size, constants, runs_kernel
+from kdlab.kernels.logits import (
+    CHUNK_BYTES,
+    DTYPES,
+    MAX_CLUSTER,
+    THREADS,
+    cluster_size,
+    constants,
+    count_chunks,
+    runs_kernel,
+)
 from kdlab.kernels.reference import TopK
 from kdlab.kernels.reference_shards import TopKShard
 
@@ -147,10 +156,11 @@ def _draft_topk(
     if num_rows == 0:
         return values, token_ids, nonfinite, lse
     item_bytes = logits.element_size()
-    cluster = _fitting_cluster(k, cluster_size(num_ids, item_bytes, logits.device), item_bytes)
+    kernel = jit.kernel(_build(logits.dtype), "draft_topk", logits.device)
+    cluster = _fitting_cluster(k, cluster_size(kernel, 1, count_chunks(num_ids, item_bytes), lambda _: 0), item_bytes)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
-    jit.kernel(_build(logits.dtype), "draft_topk", logits.device).launch(
+    kernel.launch(
         num_rows * cluster, THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
         shared_bytes=_shared_bytes(k, cluster, item_bytes),
         cluster=cluster if cluster > 1 else None,

@@ -1,11 +1,15 @@
 """What the ops over rows of logits share: which tensors the kernels read, and how many blocks share a row."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels.constants import DTYPE_DEFINE
+from kdlab.kernels.jit import Kernel
 
 DTYPES = tuple(DTYPE_DEFINE)
 """What the kernels read."""
@@ -20,11 +24,34 @@ def constants(dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
     return ("DTYPE", DTYPE_DEFINE[dtype]), ("BLOCK_THREADS", THREADS), ("CHUNK_BYTES", CHUNK_BYTES)
 
 
-def cluster_size(num_ids: int, item_bytes: int, device: torch.device) -> int:
-    """Return how many blocks share a row: one a chunk, 8 at most, one before Hopper, which knows no clusters."""
-    if torch.cuda.get_device_capability(device) < (9, 0):
+def count_chunks(num_ids: int, item_bytes: int) -> int:
+    """Return how many chunks a row is cut into, which are what its blocks share."""
+    return max(-(-num_ids * item_bytes // CHUNK_BYTES), 1)
+
+
+def cluster_size(kernel: Kernel, num_rows: int, num_chunks: int, shared_bytes: Callable[[int], int]) -> int:
+    """Return how many blocks share a row: as many as still lets all rows run at once, 8 or one a chunk at most.
+
+    Args:
+        kernel: what runs over the rows.
+        num_rows: of the launch.
+        num_chunks: of a row.
+        shared_bytes: dynamic shared memory of a block, given the blocks of a row.
+
+    Returns:
+        1 before Hopper, which knows no clusters.
+    """
+    if torch.cuda.get_device_capability(kernel.device) < (9, 0):
         return 1
-    return min(max(-(-num_ids * item_bytes // CHUNK_BYTES), 1), MAX_CLUSTER)
+    for cluster in (min(num_chunks, MAX_CLUSTER), 4, 2):
+        if 1 < cluster <= num_chunks and _most_rows(kernel, cluster, shared_bytes(cluster)) >= num_rows:
+            return cluster
+    return 1
+
+
+@functools.lru_cache(maxsize=256)
+def _most_rows(kernel: Kernel, cluster: int, shared_bytes: int) -> int:
+    return kernel.max_clusters(THREADS, shared_bytes, cluster)
 
 
 def runs_kernel(op: str, logits: Tensor, impl: str) -> bool:

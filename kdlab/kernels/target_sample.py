@@ -9,7 +9,7 @@ from kdlab.errors import ShapeError
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
-from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, runs_kernel
+from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, count_chunks, runs_kernel
 
 __all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "target_sample_cost"]
 
@@ -96,10 +96,12 @@ def launch(name: str, logits: Tensor, num_ids: int, first_id: int, *args: object
     num_rows = logits.shape[0] * logits.shape[1]
     if num_rows == 0:
         return
-    cluster = cluster_size(num_ids + first_id % 4, logits.element_size(), logits.device)
+    kernel = jit.kernel(_build(name, logits.dtype), name, logits.device)
+    chunks = count_chunks(num_ids + first_id % 4, logits.element_size())
+    cluster = cluster_size(kernel, num_rows, chunks, lambda _: 0)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     rows = (logits, *strides, logits.shape[1], num_ids, first_id, cluster)
-    jit.kernel(_build(name, logits.dtype), name, logits.device).launch(
+    kernel.launch(
         num_rows * cluster, THREADS, *rows, *args, cluster=cluster if cluster > 1 else None, overlap=True
     )
 

@@ -147,8 +147,10 @@ def test_bad_rows_give_minus_one_alone(fault, vocab, device):
 
 @gpu
 @pytest.mark.parametrize("sampler", [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)], ids=str)
-def test_a_token_does_not_depend_on_the_batch(sampler):
-    logits = random_logits(8, 33, 20_480)
+@pytest.mark.parametrize("vocab", [20_480, 163_840])
+def test_a_token_does_not_depend_on_the_batch(sampler, vocab):
+    """Of the larger vocabulary 8 blocks share a row that is alone, one takes a row of many."""
+    logits = random_logits(8, 33, vocab)
     settings = options(sampler, 8, 33)
     whole = target_sample(logits, **settings)
     for s, n in ((0, 0), (3, 17), (7, 32)):
