@@ -184,11 +184,16 @@ def _stages(tile: int, slab: int, rows: int) -> int:
 
 def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
     """Return what is compiled for a plan."""
-    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("ROWS", plan.rows), ("TILE", plan.tile))
-    defines += (("SLAB_INPUTS", plan.slab), ("STAGES", plan.stages))
+    defines = {
+        "DTYPE": DTYPE_DEFINE[dtype],
+        "ROWS": plan.rows,
+        "TILE": plan.tile,
+        "SLAB_INPUTS": plan.slab,
+        "STAGES": plan.stages,
+    }
     size = shared_bytes(plan)
     dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
-    return jit.Build("skinny_linear.cu", defines, ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
+    return jit.Build("skinny_linear.cu", tuple(defines.items()), ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
 
 
 def shared_bytes(plan: Plan) -> int:
