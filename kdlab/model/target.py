@@ -14,6 +14,7 @@ from kdlab.config import TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.ancestors import num_words
+from kdlab.kernels.embed_shard import embed_shard
 from kdlab.kernels.stage import stage
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
@@ -152,10 +153,7 @@ class Target(nn.Module):
                 raise ArgumentError("tokens", f"0 to {self.config.vocab_size - 1}", f"{int(low)} to {int(high)}")
         if self.ranks.size == 1:
             return F.embedding(tokens, self.embedding)
-        own = tokens - self.tokens.start
-        elsewhere = (own < 0) | (own >= len(self.embedding))
-        rows = F.embedding(own.masked_fill(elsewhere, 0), self.embedding).masked_fill_(elsewhere[..., None], 0)
-        return self.ranks.all_reduce(rows, "embedding")
+        return self.ranks.all_reduce(embed_shard(tokens, self.embedding, first_id=self.tokens.start), "embedding")
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns."""

@@ -1,0 +1,72 @@
+"""embed_shard: one rank's summand of the embedding of tokens, where the vocabulary is split over ranks."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
+from kdlab.errors import ShapeError, UnsupportedDevice
+from kdlab.kernels import jit
+from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit_ops import cuda_op
+
+_THREADS, _WORD_BYTES = 256, 16  # as in the .cu
+BUILD = jit.Build("embed_shard.cu")
+BUILDS = (BUILD,)
+
+
+def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "auto") -> Tensor:
+    """Return the rows of a vocabulary shard that tokens name, and zeros for tokens of other shards.
+
+    Args:
+        tokens: [...] i32 or i64, global ids.
+        weight: [Vs, D] of any float dtype, on a GPU contiguous.
+        first_id: the global id of row 0.
+        impl: "auto" (the kernel for CUDA tensors in rows of whole 16-byte words), "cuda" or "reference".
+
+    Returns:
+        [..., D] in the weight's dtype.
+
+    Raises:
+        ShapeError: a wrong dtype, shape or layout. UnsupportedDevice: "cuda" for tensors on another device.
+        ArgumentError: an unknown impl, or a negative `first_id`.
+    """
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    check_int("first_id", first_id, minimum=0)
+    check_integer_tensor("tokens", tokens)
+    width = check_shape("weight", weight, ["Vs", "D"])["D"]
+    if impl == "cuda" and not weight.is_cuda:
+        raise UnsupportedDevice(f"embed_shard: impl 'cuda' needs CUDA tensors, weight is on {weight.device}")
+    if tokens.device != weight.device:
+        raise ShapeError("tokens", f"on {weight.device}, as the weight", tokens.device)
+    in_words = width * weight.element_size() % _WORD_BYTES == 0 and weight.is_contiguous()
+    if impl == "cuda" and not in_words:
+        raise ShapeError("weight", "contiguous rows of whole 16-byte words", f"{list(weight.shape)} {weight.dtype}")
+    if impl != "reference" and weight.is_cuda and in_words and tokens.dtype in (torch.int32, torch.int64):
+        return _embed_shard(tokens.contiguous(), weight, first_id)
+    own = tokens - first_id
+    elsewhere = (own < 0) | (own >= len(weight))
+    return F.embedding(own.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
+
+
+def embed_shard_cost(num_tokens: int, width: int, *, itemsize: int = 2) -> Cost:
+    """Return the cost of `num_tokens` tokens, all of this shard: a row read and a row written each."""
+    return Cost(2 * num_tokens * width * itemsize)
+
+
+@cuda_op("embed_shard")
+def _embed_shard(tokens: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    out = weight.new_empty(*tokens.shape, weight.shape[1])
+    if tokens.numel():
+        words = weight.shape[1] * weight.element_size() // _WORD_BYTES
+        table = (weight, len(weight), np.int64(first_id), words)
+        jit.kernel(BUILD, "embed_shard", weight.device).launch(
+            tokens.numel(), _THREADS, tokens, int(tokens.dtype == torch.int64), *table, out, overlap=True
+        )
+    return out
+
+
+@_embed_shard.register_fake
+def _(tokens: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return weight.new_empty(*tokens.shape, weight.shape[1])

@@ -1,0 +1,51 @@
+"""embed_shard: the shards' summands add up to the embedding, bit for bit."""
+
+import pytest
+import torch
+from torch.nn.functional import embedding
+
+from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
+from kdlab.kernels.embed_shard import embed_shard
+from tests.kernels.test_target_sample import DEVICES, gpu
+
+
+def table(vocab, width, dtype, device):
+    return torch.randn(vocab, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 7168), (torch.bfloat16, 12)])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_shards_add_up_to_the_embedding(ids, dtype, width, device):
+    weight = table(64, width, dtype, device)
+    tokens = torch.tensor([[0, 15, 16, 17], [63, 48, 0, 31]], dtype=ids, device=device)
+    shards = [embed_shard(tokens, part, first_id=16 * i) for i, part in enumerate(weight.split(16))]
+    assert torch.equal(sum(shards), embedding(tokens, weight))
+    broken = [embed_shard(tokens, part, first_id=0) for part in weight.split(16)]
+    assert not torch.equal(sum(broken), embedding(tokens, weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_of_no_shard_reads_nothing(device):
+    weight = torch.full((4, 8), torch.nan, device=device)
+    tokens = torch.tensor([-1, 3, 8, 2**31 - 1], dtype=torch.int32, device=device)
+    assert torch.equal(embed_shard(tokens, weight, first_id=4), torch.zeros(4, 8, device=device))
+    assert embed_shard(tokens[:0], weight, first_id=0).shape == (0, 8)
+
+
+@gpu
+def test_op_is_registered_as_torch_wants_it():
+    arguments = torch.arange(4, device="cuda"), table(4, 8, torch.bfloat16, "cuda"), 1
+    torch.library.opcheck(torch.ops.kdlab.embed_shard.default, arguments)
+
+
+def test_bad_arguments_are_named():
+    weight, tokens = torch.zeros(4, 8), torch.tensor([1])
+    with pytest.raises(UnsupportedDevice, match="cuda"):
+        embed_shard(tokens, weight, first_id=0, impl="cuda")
+    with pytest.raises(ShapeError, match="weight"):
+        embed_shard(tokens, weight[0], first_id=0)
+    with pytest.raises(ShapeError, match="tokens"):
+        embed_shard(tokens.float(), weight, first_id=0)
+    with pytest.raises(ArgumentError, match="first_id"):
+        embed_shard(tokens, weight, first_id=-1)
