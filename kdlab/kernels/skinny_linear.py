@@ -19,14 +19,14 @@ from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
 MAX_ROWS = 64
-ARCHS = ("sm_90a", "sm_100a", "sm_120a")
-"""Architectures with clusters; the last one's blocks have less shared memory."""
-_LEAST_SHARED_BYTES = 101_376
+_ROOM = {"sm_90a": 115_712, "sm_100a": 115_712, "sm_120a": 101_376}
+"""Architectures with clusters, and the shared memory of a block: half a multiprocessor's, so that one block can wait
+while another runs, or on the last one all of it."""
 _THREADS = 256  # as in the .cu
 _SLAB = 128
 _ROWS = (8, 16, 24, 40, MAX_ROWS)  # T is rounded up to one of these
 _MAX_CLUSTER = 8
-_MAX_STAGES, _SHARED_BYTES = 8, 115_712  # so that two blocks share a multiprocessor of Hopper, one in waiting
+_MIN_STAGES, _MAX_STAGES = 3, 8
 _PLAIN, _FLOAT, _GATED = 0, 1, 2
 _ALIGNMENT = 16
 
@@ -124,8 +124,8 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     """
     if unsupported(x, weight) is not None:
         return "torch"
-    plan = make_plan(x.shape[1], weight.shape[1], weight.shape[2], weight.shape[0])
-    return "skinny" if jit.arch_of(x.device) in build(x.dtype, plan).archs else "torch"
+    arch = jit.arch_of(x.device)
+    return "skinny" if arch in _ROOM and make_plan(*_sizes(x, weight), arch).stages >= _MIN_STAGES else "torch"
 
 
 def skinny_linear_cost(num_rows: int, features: int, inputs: int, *, matrices: int = 1, itemsize: int = 2) -> Cost:
@@ -167,19 +167,23 @@ def _check_alike(x: Tensor, other: Tensor, impl: str) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def make_plan(num_rows: int, features: int, inputs: int, matrices: int) -> Plan:
+def make_plan(num_rows: int, features: int, inputs: int, matrices: int, arch: str = "sm_90a") -> Plan:
     """Return how a product is cut; tile and split follow from the matrix alone, so that sums do too."""
     rows = next(n for n in _ROWS if n >= num_rows)
     slabs, tiles = inputs // _SLAB, -(-features // 64) * matrices
     most = max(1, min(_MAX_CLUSTER, slabs, 150 // tiles))
     split = 1 << most.bit_length() - 1
-    return Plan(64, split, _SLAB, rows, _stages(64, _SLAB, rows))
+    return Plan(64, split, _SLAB, rows, _stages(64, _SLAB, rows, arch))
 
 
-def _stages(tile: int, slab: int, rows: int) -> int:
-    """Return how many stages two blocks of a multiprocessor have room for."""
-    stage = 2 * slab * (tile + rows)
-    return min(_MAX_STAGES, (_SHARED_BYTES - 4 * rows * tile - _ALIGNMENT) // stage)
+def _stages(tile: int, slab: int, rows: int, arch: str = "sm_90a") -> int:
+    """Return how many stages a block has room for."""
+    return min(_MAX_STAGES, (_ROOM[arch] - 4 * rows * tile - _ALIGNMENT) // (2 * slab * (tile + rows)))
+
+
+def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
+    """Return T, N, K and B of x [B, T, K] and weight [B, N, K]."""
+    return x.shape[1], weight.shape[1], weight.shape[2], weight.shape[0]
 
 
 def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
@@ -193,7 +197,8 @@ def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
     }
     size = shared_bytes(plan)
     dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
-    return jit.Build("skinny_linear.cu", tuple(defines.items()), ARCHS if size <= _LEAST_SHARED_BYTES else ARCHS[:-1], dynamic)
+    archs = tuple(arch for arch, room in _ROOM.items() if size <= room)
+    return jit.Build("skinny_linear.cu", tuple(defines.items()), archs, dynamic)
 
 
 def shared_bytes(plan: Plan) -> int:
@@ -201,8 +206,9 @@ def shared_bytes(plan: Plan) -> int:
     return plan.stages * (plan.tile + plan.rows) * plan.slab * 2 + 4 * plan.rows * plan.tile + _ALIGNMENT
 
 
-def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan) -> None:
+def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan | None = None) -> None:
     """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided."""
+    plan = plan or make_plan(*_sizes(x, weight), jit.arch_of(x.device))
     columns = weight.stride(-1) != 1
     name = "skinny_linear_columns" if columns else "skinny_linear"
     features, inputs = weight.shape[1:]
@@ -226,10 +232,9 @@ def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan) 
 
 @cuda_op("skinny_linear")
 def _skinny_linear(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
-    features = weight.shape[0]
+    features, epilogue = weight.shape[0], _GATED if gated else _FLOAT if wide else _PLAIN
     y = x.new_empty(x.shape[0], features // 2 if gated else features, dtype=torch.float32 if wide else x.dtype)
-    plan, epilogue = make_plan(x.shape[0], features, x.shape[1], 1), _GATED if gated else _FLOAT if wide else _PLAIN
-    run_skinny(x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0), epilogue, plan)
+    run_skinny(x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0), epilogue)
     return y
 
 
@@ -241,8 +246,7 @@ def _(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
 
 @cuda_op("skinny_matmul", mutates_args=("out",))
 def _skinny_matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    plan = make_plan(x.shape[1], weight.shape[2], x.shape[2], x.shape[0])
-    run_skinny(x, weight.mT, out, _PLAIN, plan)
+    run_skinny(x, weight.mT, out, _PLAIN)
 
 
 @_skinny_matmul.register_fake
