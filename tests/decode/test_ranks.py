@@ -17,6 +17,7 @@ from kdlab.model.ranks import Ranks
 from tests.decode.test_lossless import teacher_forced
 from tests.pairs import golden_prompts, tiny_pair
 from tests.rank_processes import run_ranks, values_of
+from tests.thread_ranks import on_thread_ranks
 
 CASES = {
     "tree": dict(budget=15, record_experts=True),
@@ -26,7 +27,7 @@ CASES = {
 }
 SPLITS = {("tp", 2): CASES, ("ep", 2): ("tree", "tree at 0.8, top-p")}
 SPLITS |= {("tp", 4): SPLITS["ep", 2], ("ep", 4): SPLITS["ep", 2]}
-NUM_TOKENS = 12
+NUM_TOKENS = 10
 PATIENCE_S = 3.0
 
 
@@ -48,13 +49,13 @@ def on_one_rank(dtype, name):
 
 
 def on_every_rank(rank, size, experts, dtype, cases):
-    """Rounds of each case, the collectives of one round of each, and the first case without a sum it needs."""
+    """Rounds of each case, the collectives of one round of each, and of two ranks the tree without a sum it needs."""
     pair = kdlab.load_pair("tiny", ranks=size, experts=experts, dtype=dtype)
     found = {name: decode(pair, name) for name in cases}
     calls = {name: calls_of_a_round(pair, name) for name in cases}
     broken = type(pair.ranks).all_reduce
     Ranks.all_reduce = lambda self, x, kind: x if kind == "mlp" else broken(self, x, kind)
-    wrong = decode(pair, "tree")
+    wrong = decode(pair, "tree") if size == 2 else None
     Ranks.all_reduce = broken
     pair.ranks.close()
     return found, calls, wrong
@@ -99,6 +100,17 @@ def expected_calls(name):
     if name != "ar":  # two sums a layer, and the feature's parts
         calls += Counter(drafter=2 * drafter.num_hidden_layers + 1, embedding=1, head=1)
     return calls
+
+
+@pytest.mark.parametrize("experts", ["tp", "ep"])
+def test_int4_experts_split_as_well(experts):
+    def work(pair):
+        run = kdlab.generate(pair, "3 + 4 = ", budget=9, max_new_tokens=10, record_experts=True)
+        return [as_plain(record) for record in run.rounds[0]]
+
+    place = dict(device="cpu", dtype=torch.float64)
+    alone = work(kdlab.load_pair("bundled", dtype="float64"))
+    assert on_thread_ranks(4, experts, work, name="bundled", **place) == [alone] * 4
 
 
 def test_float32_follows_the_near_tie_rule(tmp_path):
