@@ -69,7 +69,8 @@ class Round:
     @torch.inference_mode()
     def _run(self) -> None:
         streams, settings = self.streams, self.settings
-        tree = self._draft_tree().with_root(streams.anchor)
+        tree = self._draft_tree()
+        tree.token[:, 0] = streams.anchor
         output, target_tokens = self._verify(tree)
         with stage("accept"):
             acceptance = accept(tree, target_tokens, impl=settings.op_impl)
@@ -90,11 +91,11 @@ class Round:
         pair, settings, streams = self.pair, self.settings, self.streams
         positions = streams.start[:, None] + tree.depth
         output = pair.target(
-            tree.token.clamp(min=0),
+            tree.token,
             positions,
             self.cache,
             streams.start,
-            VisibleRows(tree.ancestors, torch.where(streams.running, tree.num_nodes, 0)),
+            VisibleRows(tree.ancestors, tree.num_nodes * streams.running),
             taps=pair.taps if self.context is not None else (),
             collect_experts=settings.record_experts,
             impl=settings.impl,
@@ -104,7 +105,7 @@ class Round:
 
     def _commit(self, tree: DraftTree, acceptance: Acceptance, output: TargetOutput) -> None:
         with stage("commit"):
-            start, path, num_rows = self.streams.advance(tree.token, acceptance)
+            start, path, num_rows = self.streams.advance(tree.token, acceptance, self.settings.op_impl)
             taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
         if self.context is not None and taps is not None:
             self.pair.extend_context(self.context, taps, start, num_rows)

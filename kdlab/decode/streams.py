@@ -1,23 +1,13 @@
 """The streams of a batch as the device keeps them: where each stands, and whether it still wants tokens."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kdlab.decode.transcript import Transcript
-from kdlab.tree import Acceptance, AcceptStatus
-
-_NO_STOP = 2**30  # behind every cap, with room to add to it
-
-
-class Commit(NamedTuple):
-    """What a round commits of each stream; nothing of one that rests or whose round failed."""
-
-    start: Tensor  # [S] i32, committed rows before the round
-    path: Tensor  # [S, L + 1] i32, rows of the tree, root first, -1 padded
-    num_rows: Tensor  # [S] i32, rows of the path
+from kdlab.kernels.stream_advance import NO_STOP, Advance, stream_advance
+from kdlab.tree import Acceptance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +21,10 @@ class Streams:
         prompt: [S] i64, index of the prompt, which keys the sampling noise; -1 for an empty slot.
         start: [S] i32, committed rows.
         anchor: [S] i32, the token at position `start`, not yet run through the target.
-        running: [S] bool.
+        running: [S] i32, 1, or 0 for a stream at rest.
         num_tokens: [S] i32, new tokens so far, the anchor included.
         cap: [S] i32, most new tokens.
-        stop: [S] i32, place of the first stop token among the new tokens before the cap, or a number above every cap.
+        stop: [S] i32, place of the first stop token among the new tokens before the cap, or NO_STOP.
         is_stop: [V] bool, tokens that end an output.
         tail: tokens wanted past the cut.
     """
@@ -61,13 +51,13 @@ class Streams:
         """Return `num_streams` empty slots."""
         is_stop = torch.zeros(vocab_size, dtype=torch.bool)
         is_stop[list(stop_token_ids)] = True
-        zeros = (torch.zeros(num_streams, dtype=torch.int32, device=device) for _ in range(5))
-        start, anchor, num_tokens, cap, stop = zeros
+        zeros = (torch.zeros(num_streams, dtype=torch.int32, device=device) for _ in range(6))
+        start, anchor, running, num_tokens, cap, stop = zeros
         return cls(
             prompt=torch.full((num_streams,), -1, device=device),
             start=start,
             anchor=anchor,
-            running=torch.zeros(num_streams, dtype=torch.bool, device=device),
+            running=running,
             num_tokens=num_tokens,
             cap=cap,
             stop=stop,
@@ -82,52 +72,39 @@ class Streams:
         self.anchor[slot] = transcript.tokens[0]
         self.num_tokens[slot] = len(transcript.tokens)
         self.cap[slot] = transcript.cap
-        self.stop[slot] = _NO_STOP if transcript.stop is None else transcript.stop
-        self.running[slot] = True
+        self.stop[slot] = NO_STOP if transcript.stop is None else transcript.stop
+        self.running[slot] = 1
 
     def release(self, slot: int) -> None:
         """Empty a slot; `start` goes back too, as the next prompt there may be shorter than the last."""
         self.prompt[slot] = -1
-        self.running[slot] = False
+        self.running[slot] = 0
         self.start[slot] = 0
 
-    def advance(self, token: Tensor, acceptance: Acceptance) -> Commit:
-        """Take over what a round accepted, and rest where all tokens are there.
-
-        A stream whose target has no token after the path, or whose tree is malformed, rests as it was.
+    def advance(self, token: Tensor, acceptance: Acceptance, impl: str = "auto") -> Advance:
+        """Take over what a round accepted, and rest where all tokens are there; see `stream_advance`.
 
         Args:
             token: [S, N] i32, tokens of the trees.
             acceptance: of the same trees.
+            impl: of the op.
 
         Returns:
             What there is to commit.
         """
-        good = self.running & (acceptance.status == AcceptStatus.OK) & (acceptance.bonus >= 0)
-        start = self.start.clone()
-        path = torch.where(good[:, None], acceptance.path, -1)
-        count = torch.where(good, acceptance.length + 1, 0)
-        self._find_stop(_new_tokens(token, acceptance), count)
-        self.start.add_(count)
-        self.num_tokens.add_(count)
-        self.anchor.copy_(torch.where(good, acceptance.bonus, self.anchor))
-        # As in Transcript.done: no further round counts, and the tail is there.
-        wants_round = self.num_tokens - 1 < torch.minimum(self.cap, self.stop)
-        wants_tail = self.num_tokens < torch.minimum(self.cap, self.stop + 1) + self.tail
-        self.running.copy_(good & (wants_round | wants_tail))
-        return Commit(start, path, count)
-
-    def _find_stop(self, tokens: Tensor, count: Tensor) -> None:
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        index = self.num_tokens[:, None] + place
-        hit = self.is_stop[tokens.long()] & (place < count[:, None]) & (index < self.cap[:, None])
-        first = torch.where(hit, index, _NO_STOP).amin(dim=1)
-        self.stop.copy_(torch.minimum(self.stop, first))
-
-
-def _new_tokens(token: Tensor, acceptance: Acceptance) -> Tensor:
-    """Return [S, L + 1]: the accepted draft tokens, then the bonus, then tokens that mean nothing."""
-    path = acceptance.path.roll(-1, dims=1)  # the root's own token is an old one
-    drafted = token.gather(1, path.clamp(min=0).long())
-    place = torch.arange(path.shape[1], device=path.device)
-    return torch.where(place == acceptance.length[:, None], acceptance.bonus[:, None], drafted).clamp(min=0)
+        return stream_advance(
+            token,
+            acceptance.path,
+            acceptance.length,
+            acceptance.bonus,
+            acceptance.status,
+            is_stop=self.is_stop,
+            cap=self.cap,
+            start=self.start,
+            anchor=self.anchor,
+            running=self.running,
+            num_tokens=self.num_tokens,
+            stop=self.stop,
+            tail=self.tail,
+            impl=impl,
+        )

@@ -59,7 +59,7 @@ def test_a_stream_ends_where_the_transcript_ends(seed, tail):
             assert streams.running.tolist() == [False, True]
             token, accepted = random_round(generator)
             both = {f.name: getattr(accepted, f.name).repeat_interleave(2, 0) for f in dataclasses.fields(accepted)}
-            commit = streams.advance(token.expand(2, -1), Acceptance(**both))
+            commit = streams.advance(token.repeat(2, 1), Acceptance(**both))
             length = int(accepted.length[0])
             transcript.extend([*token[0, 1 : length + 1].tolist(), int(accepted.bonus)])
             assert commit.num_rows.tolist() == [0, length + 1]
