@@ -138,8 +138,7 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     Args:
         device: "cuda" takes the GPU of the process's local rank.
         experts: "tp" or "ep".
-        timeout: seconds without a sign of life after which a rank counts as dead and ends the others; a quarter of a
-            second more than the longest time that a process may be held up.
+        timeout: seconds without a sign of life after which a rank counts as dead and ends the others.
 
     Raises:
         ArgumentError: this process was not started as one of several ranks. NotSupported: a GPU by number.
