@@ -115,7 +115,8 @@ class Engine:
         if len(self._mailbox) <= self._ahead:
             return []
         words, *experts = self._mailbox.take()
-        read = (self._read(slot, words, *experts) for slot in range(len(words)))
+        fields = self.round.record.read(words.copy())
+        read = (self._read(fields, slot, *experts) for slot in range(len(words)))
         records = [record for record in read if record is not None]
         for record in records:
             self.transcripts[record.prompt].add_round(record)
@@ -126,20 +127,20 @@ class Engine:
             self.admit()
         return records
 
-    def _read(self, slot: int, words: np.ndarray, experts: np.ndarray | None = None) -> RoundRecord | None:
+    def _read(
+        self, fields: dict[str, np.ndarray], slot: int, experts: np.ndarray | None = None
+    ) -> RoundRecord | None:
         """Return the record of one slot, or None where no stream ran there."""
-        fields = self.round.record.read(words[slot].copy())
-        prompt = int(fields["prompt"])
-        if not fields["running"]:
+        prompt = int(fields["prompt"][slot])
+        if not fields["running"][slot]:
             if prompt >= 0 and prompt == self._slots[slot]:  # it would wait for ever
                 raise KdlabError(f"prompt {prompt}: its stream rests on the device before all its tokens are there")
             return None
-        status = int(fields["status"])
-        if status or fields["bonus"] < 0:
+        status = int(fields["status"][slot])
+        if status or fields["bonus"][slot] < 0:
             reason = f"a malformed tree (status {status})" if status else "target logits that are not finite"
-            raise KdlabError(f"prompt {prompt}, round at position {int(fields['start'])}: {reason}")
-        index = len(self.transcripts[prompt].rounds)
-        return self.round.record.record(fields, index, None if experts is None else experts[slot])
+            raise KdlabError(f"prompt {prompt}, round at position {int(fields['start'][slot])}: {reason}")
+        return self.round.record.record(fields, slot, len(self.transcripts[prompt].rounds), experts)
 
     # -- streams --------------------------------------------------------------------------------------------------
 

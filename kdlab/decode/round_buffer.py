@@ -1,5 +1,6 @@
 """What a round leaves for the host: one row of numbers a stream, copied to host memory while the device goes on."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,15 +37,19 @@ class RoundBuffer:
         """Lay the buffers out for trees of `num_rows` rows and paths of `depth_limit`; `experts` is (MoE layers, k)."""
         self.depth_limit = depth_limit
         numbers = (*_TREE_NUMBERS, *_ACCEPTED_NUMBERS, *_STREAM_NUMBERS)
-        self._shapes: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys((*_TREE_ROWS, "target_tokens"), (num_rows,)),
             "ancestors": (num_rows, num_words(num_rows)),
             "missed_mass": (depth_limit,),
             "path": (depth_limit + 1,),
             **dict.fromkeys(numbers, ()),
         }
-        width = sum(int(np.prod(shape)) for shape in self._shapes.values())
-        self.words = torch.zeros(num_streams, width, dtype=torch.int32, device=device)
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()]).tolist()
+        self._fields = {
+            name: (slice(end - math.prod(shape), end), _BIT_FIELDS.get(name, np.int32), (num_streams, *shape))
+            for (name, shape), end in zip(shapes.items(), ends, strict=True)
+        }
+        self.words = torch.zeros(num_streams, ends[-1], dtype=torch.int32, device=device)
         self.expert_ids = None
         if experts is not None:
             layers, top_k = experts
@@ -68,48 +73,48 @@ class RoundBuffer:
         found |= {name: getattr(acceptance, name) for name in ("path", *_ACCEPTED_NUMBERS)}
         found |= {name: getattr(streams, name) for name in _STREAM_NUMBERS}
         found["target_tokens"] = target_tokens
-        values = (found[name].view(torch.int32) if name in _BIT_FIELDS else found[name].int() for name in self._shapes)
+        values = (found[name].view(torch.int32) if name in _BIT_FIELDS else found[name].int() for name in self._fields)
         parts = [value.reshape(len(self.words), -1) for value in values]
         torch.cat(parts, dim=1, out=self.words)
         if self.expert_ids is not None and expert_ids is not None:
             self.expert_ids.copy_(expert_ids)
 
     def read(self, words: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the fields of one stream, as views of its row `words` [W] i32."""
-        fields, begin = {}, 0
-        for name, shape in self._shapes.items():
-            end = begin + int(np.prod(shape))
-            fields[name] = words[begin:end].view(_BIT_FIELDS.get(name, np.int32)).reshape(shape)
-            begin = end
-        return fields
+        """Return the fields of all streams, [S, ...] each, as views of `words` [S, W] i32."""
+        fields = self._fields.items()
+        return {name: words[:, place].view(dtype).reshape(shape) for name, (place, dtype, shape) in fields}
 
-    def record(self, fields: Mapping[str, np.ndarray], index: int, expert_ids: np.ndarray | None) -> RoundRecord:
+    def record(
+        self, fields: Mapping[str, np.ndarray], slot: int, index: int, expert_ids: np.ndarray | None
+    ) -> RoundRecord:
         """Make the record of one stream's round.
 
         Args:
             fields: of `read`; the record keeps views of them.
+            slot: of the stream.
             index: of the round in its prompt.
-            expert_ids: [MoE layers, N, k] i16 of the stream, copied; or None.
+            expert_ids: [S, MoE layers, N, k] i16, of which the stream's are copied; or None.
         """
-        rows = int(fields["num_nodes"])
+        rows, length = int(fields["num_nodes"][slot]), int(fields["length"][slot])
         return RoundRecord(
-            prompt=int(fields["prompt"]),
+            prompt=int(fields["prompt"][slot]),
             round=index,
-            anchor_position=int(fields["start"]),
-            tree=self._tree(fields, rows),
-            target_tokens=fields["target_tokens"][:rows],
-            path=tuple(fields["path"][: int(fields["length"]) + 1].tolist()),
-            bonus=int(fields["bonus"]),
-            expert_ids=None if expert_ids is None else expert_ids[:, :rows].copy(),
-            nonfinite_draft_rows=int(fields["nonfinite_rows"]),
+            anchor_position=int(fields["start"][slot]),
+            tree=self._tree(fields, slot, rows),
+            target_tokens=fields["target_tokens"][slot, :rows],
+            path=tuple(fields["path"][slot, : length + 1].tolist()),
+            bonus=int(fields["bonus"][slot]),
+            expert_ids=None if expert_ids is None else expert_ids[slot, :, :rows].copy(),
+            nonfinite_draft_rows=int(fields["nonfinite_rows"][slot]),
         )
 
-    def _tree(self, fields: Mapping[str, np.ndarray], rows: int) -> DraftTree:
-        arrays = {name: fields[name][:rows] for name in _TREE_ROWS}
-        arrays["ancestors"] = np.ascontiguousarray(fields["ancestors"][:rows, : num_words(rows)])
-        arrays |= {name: fields[name] for name in ("num_nodes", "nonfinite_rows", "missed_mass")}
-        arrays["truncated"] = fields["truncated"] != 0
-        tensors = {name: torch.from_numpy(np.asarray(array)[None]) for name, array in arrays.items()}
+    def _tree(self, fields: Mapping[str, np.ndarray], slot: int, rows: int) -> DraftTree:
+        one = slice(slot, slot + 1)
+        arrays = {name: fields[name][one, :rows] for name in _TREE_ROWS}
+        arrays["ancestors"] = np.ascontiguousarray(fields["ancestors"][one, :rows, : num_words(rows)])
+        arrays |= {name: fields[name][one] for name in ("num_nodes", "nonfinite_rows", "missed_mass")}
+        arrays["truncated"] = fields["truncated"][one] != 0
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return DraftTree(**tensors, depth_limit=self.depth_limit)
 
 

@@ -167,9 +167,9 @@ def test_a_record_comes_back_as_it_was_written():
     experts = torch.arange(2 * 3 * 40 * 2).view(2, 3, 40, 2).to(torch.int16)
     buffer = RoundBuffer(2, 40, tree.depth_limit, CPU, (3, 2))
     buffer.write(streams, tree, target, accepted, experts)
+    fields = buffer.read(buffer.words.numpy().copy())
     for slot, (prompt, rows) in enumerate([(4, 10), (2, 34)]):
-        fields = buffer.read(buffer.words[slot].numpy().copy())
-        record = buffer.record(fields, 5, buffer.expert_ids[slot].numpy())
+        record = buffer.record(fields, slot, 5, buffer.expert_ids.numpy())
         assert_same_tree(record.tree, tree.stream(slot))
         assert (record.prompt, record.round, record.anchor_position) == (prompt, 5, streams.start[slot])
         assert np.array_equal(record.target_tokens, target[slot, :rows])
