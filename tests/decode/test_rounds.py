@@ -193,3 +193,31 @@ def test_posts_come_back_in_order_and_untouched_by_what_the_device_writes_next()
             seen.append(box.take()[0].copy())
     assert [int(array[0, 0]) for array in seen] == [0, 1, 2, 3]
     assert len(box) == 1
+
+
+# -- the host's loop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_engine_that_begins_again_decodes_the_same(ahead, monkeypatch):
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": ahead})
+    running = decoding.start(tiny_pair(), PROMPTS, budget=8, max_new_tokens=16, streams=2)
+    for _ in range(3):
+        running.step()
+    running.restart()
+    assert not running.done
+    assert running.num_running == 0
+    decoding.run_all(running)
+    alone = kdlab.generate(tiny_pair(), PROMPTS, budget=8, max_new_tokens=16, streams=2)
+    assert_same_rounds(decoding.collect(running), alone, atol=1e-4)
+
+
+def test_prompts_wait_until_they_are_admitted():
+    running = decoding.start(tiny_pair(), PROMPTS[:3], budget=8, max_new_tokens=6, streams=1)
+    while running.num_running:
+        running.step(admit=False)
+    assert (running.num_done, running.done) == (1, False)
+    running.admit()
+    assert running.num_running == 1
+    decoding.run_all(running)
+    assert running.num_done == 3
