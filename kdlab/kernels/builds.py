@@ -22,5 +22,7 @@ def matrix_instruction(build: Build) -> str | None:
     stem, in_float32 = build.file.removesuffix(".cu"), dict(build.defines).get("DTYPE") == 0
     if "wgmma" in stem:
         return "HGMMA"
+    if "mma" in stem or stem in ("draft_attention", "skinny_linear"):
+        return "HMMA"
     # The experts of a float32 model are multiplied in float32, outside the tensor cores.
-    return "HMMA" if "mma" in stem or stem == "draft_attention" or (stem.startswith("moe") and not in_float32) else None
+    return "HMMA" if stem.startswith("moe") and not in_float32 else None

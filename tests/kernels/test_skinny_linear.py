@@ -87,15 +87,19 @@ def test_wrong_arguments_of_the_batched_form_are_named():
         skinny_matmul(x, weight, impl="cuda")
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(("features", "inputs"), [*SHAPES, (20480, 7168), (4608, 7168), (64, 128)])
 @pytest.mark.parametrize("matrices", [1, 8])
-def test_plans_do_not_depend_on_the_rows(features, inputs, matrices):
-    plans = [make_plan(rows, features, inputs, matrices) for rows in range(1, MAX_ROWS + 1)]
-    assert len({plan[:2] for plan in plans}) == 1  # so that sums, and bits, do not
+def test_plans_do_not_depend_on_the_rows(features, inputs, matrices, arch):
+    plans = [make_plan(rows, features, inputs, matrices, arch) for rows in range(1, MAX_ROWS + 1)]
+    assert len({plan[:3] for plan in plans}) == 1  # so that sums, and bits, do not
     for rows, plan in enumerate(plans, 1):
         assert rows <= plan.rows <= MAX_ROWS
-        assert 1 <= plan.split <= min(8, inputs // 128)
-        assert module.build(torch.bfloat16, plan).archs[0] == "sm_90a"
+        assert plan.split in (1, 2, 4, 8)
+        assert inputs % plan.slab == 0
+        assert plan.split <= inputs // plan.slab
+        assert arch in module.build(torch.bfloat16, plan).archs
+        assert plan.stages >= 3 or (arch == "sm_120a" and rows > 40)  # where choose_linear says torch
 
 
 def test_fake_tensors():
