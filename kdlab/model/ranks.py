@@ -5,6 +5,7 @@ projections and the latent cache stand on every rank. All ranks run the same rou
 collective's result is decided alike everywhere.
 """
 
+import gc
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -117,10 +118,14 @@ class Ranks:
             raise ArgumentError(name, "the same on every rank", f"others on rank {self.rank} than on {different}")
 
     def close(self) -> None:
-        """Take leave of the other ranks, which from now on do without this one; the group ends."""
+        """Take leave of the other ranks, which from now on do without this one; the group ends.
+
+        Drop every engine first: NCCL waits for the graphs that hold its collectives.
+        """
         if self.watch is not None:
             self.watch.leave()
         if self.group is not None and dist.is_initialized():
+            gc.collect()  # an engine and its graph may be a cycle
             dist.destroy_process_group()
 
     def _end_with_the_lost(self) -> None:
