@@ -195,6 +195,25 @@ def test_progress_counts_what_is_read(folders, monkeypatch):
     assert seen[-1].bytes_per_s == pytest.approx(seen[-1].done_bytes / seen[-1].seconds)
 
 
+def test_torch_reads_with_one_thread_and_then_has_its_own_again(folders, monkeypatch):
+    monkeypatch.setattr(reading, "_REPORT_BYTES", 10_000)
+    seen = []
+
+    def stop(_):
+        seen.append(torch.get_num_threads())
+        if len(seen) == 2:
+            raise InterruptedError
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(InterruptedError):
+            load_target(folders[0], device="cpu", dtype=torch.float32, progress=stop)
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_rows_are_read_in_steps(folders, monkeypatch):
     monkeypatch.setattr(reading, "_CHUNK_BYTES", 100)
     ours, _ = rank_parts(folders[0], 1, 2, "tp")
