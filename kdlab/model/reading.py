@@ -167,7 +167,7 @@ def read_parts(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: a slice is gathered in microseconds, and on an H200's host 4 threads took twice as long.
+    """Let torch use one thread: gathering a slice takes microseconds, and 4 threads took twice as long on an H200's host.
 
     Ranks share the host's cores besides.
     """
