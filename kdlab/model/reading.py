@@ -167,9 +167,9 @@ def read_parts(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: gathering a slice takes microseconds, and 4 threads took twice as long on an H200's host.
+    """Let torch use one thread: gathering a slice takes microseconds, and ranks share the host's cores.
 
-    Ranks share the host's cores besides.
+    Measured on an H200's host, a rank's slices of K2.6: 0.15 s with one thread, 0.47 s with 4, 2.1 s with 16.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
