@@ -6,13 +6,15 @@
 //   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts of INT4, 6 D I FLOP a pick: bound by bytes
 //   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
 //
-// Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots.
+// Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
+// shared expert goes through the first two beside the routed ones. moe_one_row.cu has a single row, with equal bits.
 // Blocks take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The
 // stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
 // other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
 //
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
-// INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs in RING_BYTES of shared memory | BLOCKS_PER_SM, which divides the grid
+// INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs and, where they fit, partial sums in RING_BYTES of shared memory |
+// BLOCKS_PER_SM, which divides the grid | WARP_ROWS and X_ROWS of moe_weights.cuh
 #include "moe_weights.cuh"
 
 using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
@@ -104,35 +106,14 @@ struct Stream {
   }
 };
 
-// Adds the warps' partial sums and stores them: store(pick of the tile, feature, gate or value, up). The sums meet in
-// the place of the last slab, which nobody reads any more once all threads are here.
-template <typename S, typename Store>
-DEVICE void finish(u8* stage, const float (&total)[TOTALS], Store store) {
-  auto sums = reinterpret_cast<float(*)[TILE_PICKS][PAD]>(stage);  // [WARPS]
-  __syncthreads();
-  each_value(total, [&](int row, int column, float value) { sums[warp_id()][column][row] = value; });
-  __syncthreads();
-#pragma unroll
-  for (int o = threadIdx.x; o < S::TILE_FEATURES * TILE_PICKS; o += THREADS) {
-    constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
-    const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
-    const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
-    float value = 0, up = 0;
-#pragma unroll
-    for (int w = 0; w < S::K_WARPS; ++w) {
-      value += sums[warp + w][column][row];
-      if (S::GATED) up += sums[warp + w][column][row + WARP_FEATURES];
-    }
-    store(column, feature, value * VALUE, up * VALUE);
-  }
-}
-
 // Runs this block's share of all units. x holds rows of K inputs, row(pick) is the one of a pick; ready() returns when
 // x may be read; store(target(pick), feature, gate or value, up) takes the results.
 template <typename S, typename Row, typename Target, typename Ready, typename Store>
 DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Row row, Target target,
                 Ready ready, Store store) {
   static_assert(STAGES >= 2 && STAGES * S::BYTES <= RING_BYTES, "dynamic shared memory of the launch");
+  // Partial sums meet behind the ring, or, where there is no room, in the place of the last slab.
+  constexpr bool ROOM = STAGES * S::BYTES + SUM_BYTES <= RING_BYTES;
   extern __shared__ __align__(128) u8 ring[];
   __shared__ Block block;
   block.tiles.build(picks.expert_ids, picks.count);
@@ -177,32 +158,41 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
       multiply<S>(total, stage, x, list.row + walk.first(), slab);
       slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
-    finish<S>(stage, total, [&](int n, int feature, float value, float up) {
+    if (!ROOM) __syncthreads();
+    const int size = min(list.size - walk.first(), TILE_PICKS);
+    finish<S>(ROOM ? ring + STAGES * S::BYTES : stage, total, size, [&](int n, int feature, float value, float up) {
       const int f = walk.at.feature_tile * S::TILE_FEATURES + feature;
-      const int pick = walk.first() + n;
-      if (pick < list.size && f < S::FEATURES) store(list.target[pick], f, value, up);
+      if (f < S::FEATURES) store(list.target[walk.first() + n], f, value, up);
     });
   }
   copy_async_wait<0>();
 }
 
+// A kernel lets the next one start when all that came before the op is there, so that one may run `beside` it: it reads
+// nothing that the one ahead writes, waits for nothing at first, and ends after it.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up(
     const Scalar* __restrict__ x,            // [T, MODEL_WIDTH]
     const i32* __restrict__ expert_ids,      // [T, top_k], or null
     const void* __restrict__ gate_up,        // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH]
     const void* __restrict__ gate_up_scale,  // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH / 32], INT4 only
     Scalar* __restrict__ hidden,             // [T, top_k, INNER_WIDTH]
-    int num_rows, int top_k) {
-  // Experts ids decide what is copied; without them copies begin before x is there.
-  if (expert_ids) grid_dependency_wait();
-  grid_dependency_launch();
+    int num_rows, int top_k, int beside) {
+  const auto inputs_ready = [=] {
+    if (!beside) grid_dependency_wait();
+    grid_dependency_launch();
+  };
+  if (expert_ids) inputs_ready();  // ids decide what is copied; without them copies begin before x is there
   run<UpStage>(
       x, gate_up, gate_up_scale, Picks{expert_ids, num_rows * top_k}, [&](int pick) { return pick / top_k; },
-      [](int pick) { return pick; }, [] { grid_dependency_wait(); },
+      [](int pick) { return pick; },
+      [&] {
+        if (!expert_ids) inputs_ready();
+      },
       [&](int pick, int feature, float gate, float up) {
         const float silu = __fdividef(gate, 1.0f + expf(-gate));
         hidden[static_cast<i64>(pick) * INNER_WIDTH + feature] = from_float<Scalar>(silu * up);
       });
+  if (beside) grid_dependency_wait();
 }
 
 // expert_ids are older than moe_gate_up, whose blocks let this kernel start only after they waited for them.
@@ -212,14 +202,18 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_down(
     const void* __restrict__ down,        // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH]
     const void* __restrict__ down_scale,  // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH / 32], INT4 only
     float* __restrict__ parts,            // [T, slots, MODEL_WIDTH], of which slots first_slot.. are written
-    int num_rows, int top_k, int slots, int first_slot) {
-  grid_dependency_launch();
+    int num_rows, int top_k, int slots, int first_slot, int beside) {
   run<DownStage>(
       hidden, down, down_scale, Picks{expert_ids, num_rows * top_k}, [](int pick) { return pick; },
-      [&](int pick) { return pick / top_k * slots + first_slot + pick % top_k; }, [] { grid_dependency_wait(); },
+      [&](int pick) { return pick / top_k * slots + first_slot + pick % top_k; },
+      [=] {
+        if (!beside) grid_dependency_wait();
+        grid_dependency_launch();
+      },
       [&](int target, int feature, float value, float) {
         parts[static_cast<i64>(target) * MODEL_WIDTH + feature] = value;
       });
+  if (beside) grid_dependency_wait();
 }
 
 // A block adds up 4 * THREADS features of one row. Slots from top_k on hold the shared expert.

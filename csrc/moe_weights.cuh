@@ -14,8 +14,8 @@
 #include "moe_groups.cuh"
 
 constexpr int GROUP = 32;  // inputs that share a scale
-// Weight rows of a warp. Twice as many read each x half as often; where weights are wide a stage would grow too large.
-constexpr int WARP_ROWS = PACKED && DTYPE != 0 ? 64 : 32;
+// -D: WARP_ROWS weight rows of a warp (twice as many read each x half as often), X_ROWS rows of x in a stage, a power
+// of two; where there are fewer than TILE_PICKS, the columns of a product repeat them.
 constexpr int TOTALS = WARP_ROWS * TILE_PICKS / WARP;  // sums of a lane
 constexpr int PAD = WARP_ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
 constexpr int SUM_BYTES = WARPS * TILE_PICKS * PAD * sizeof(float);
@@ -64,8 +64,8 @@ struct Stage {
   static constexpr int WEIGHT_BYTES = TILE_ROWS * UNITS * 16;
   static constexpr int X_AT = WEIGHT_BYTES + (PACKED ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
   static constexpr int X_UNITS = SLAB * sizeof(Scalar) / 16;
-  static constexpr int X_END = X_AT + (STAGED_X ? TILE_PICKS * X_UNITS * 16 : 0);
-  static constexpr int BYTES = X_END > SUM_BYTES ? X_END : SUM_BYTES;  // partial sums take the place of the last slab
+  static constexpr int X_END = X_AT + (STAGED_X ? X_ROWS * X_UNITS * 16 : 0);
+  static constexpr int BYTES = round_up(X_END > SUM_BYTES ? X_END : SUM_BYTES, 128);
   static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
   static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");
 
@@ -163,7 +163,7 @@ struct Copies {
 // what they hold reaches only columns that nobody reads.
 template <typename S>
 struct RowCopies {
-  static constexpr int COUNT = cdiv(TILE_PICKS * S::X_UNITS, THREADS);
+  static constexpr int COUNT = cdiv(X_ROWS * S::X_UNITS, THREADS);
   const Scalar* from[COUNT] = {};  // null: nothing to copy
 
   DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= TILE_PICKS
@@ -256,7 +256,7 @@ constexpr float VALUE = 1.0f;
 template <typename S>
 DEVICE uint4 load_x(const u8* stage, int k_warp, int group) {
   const int unit = (k_warp * S::WARP_GROUPS + group) * 4 + lane_id() % 4;
-  return *reinterpret_cast<const uint4*>(stage + S::place_x(lane_id() / 4, unit));
+  return *reinterpret_cast<const uint4*>(stage + S::place_x(lane_id() / 4 % X_ROWS, unit));
 }
 
 // d = A B + c.
@@ -383,3 +383,27 @@ DEVICE void each_value(const float (&total)[TOTALS], Put put) {
   }
 }
 #endif
+
+// Adds the warps' partial sums of the first `size` picks and stores them: store(pick, feature, gate or value, up).
+// `sums_at` holds SUM_BYTES that nobody reads any more.
+template <typename S, typename Store>
+DEVICE void finish(u8* sums_at, const float (&total)[TOTALS], int size, Store store) {
+  constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
+  auto sums = reinterpret_cast<float(*)[TILE_PICKS][PAD]>(sums_at);  // [WARPS]
+  each_value(total, [&](int row, int column, float value) {
+    if (column < size) sums[warp_id()][column][row] = value;
+  });
+  __syncthreads();
+#pragma unroll 1
+  for (int o = threadIdx.x; o < S::TILE_FEATURES * size; o += THREADS) {
+    const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
+    const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
+    float value = 0, up = 0;
+#pragma unroll
+    for (int w = 0; w < S::K_WARPS; ++w) {
+      value += sums[warp + w][column][row];
+      if (S::GATED) up += sums[warp + w][column][row + WARP_FEATURES];
+    }
+    store(column, feature, value * VALUE, up * VALUE);
+  }
+}

@@ -1,7 +1,5 @@
 """moe_int4: the experts of a few rows, INT4 or dense, grouped on the device; each distinct expert is read once."""
 
-import functools
-import math
 from typing import NamedTuple
 
 import torch
@@ -15,13 +13,10 @@ from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.moe_builds import MOST_ROW_PICKS, THREADS, blocks_per_sm, row_build, row_features, rows_build
 from kdlab.kernels.moe_checks import check_moe
 from kdlab.kernels.reference import compute_dtype, moe_experts
 
-_THREADS = 256
-_WARPS, _TILE_PICKS = _THREADS // 32, 8
-_MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
-_BLOCKS_PER_SM = 2
 _ALIGNMENT = 16
 _MAX_EXPERTS, _MAX_PICKS = 1024, 2**21  # shared memory for the counts; 32-bit units of work
 
@@ -160,59 +155,19 @@ def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | Non
         raise NotSupported("expert_ids", f"at most {_MAX_PICKS:,} picks", expert_ids.numel())
 
 
-@functools.lru_cache(maxsize=64)
-def _build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int) -> jit.Build:
-    """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None)."""
-    stage = max(_stage_bytes(dtype, scale, inputs) for inputs in (width, inner))
-    stages = min(_MAX_STAGES, _RING_BYTES // stage)
-    ring = stages * stage
-    defines = {
-        "DTYPE": DTYPE_DEFINE[dtype],
-        "PACKED": int(scale is not None),
-        "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
-        "MODEL_WIDTH": width,
-        "INNER_WIDTH": inner,
-        "NUM_EXPERTS": num_experts,
-        "STAGES": stages,
-        "RING_BYTES": ring,
-        "BLOCKS_PER_SM": _blocks_per_sm(dtype),
-    }
-    dynamic = (("moe_gate_up", ring), ("moe_down", ring), ("moe_sum", 0))
-    return jit.Build("moe_int4.cu", tuple(defines.items()), shared_bytes=dynamic)
-
-
-def _blocks_per_sm(dtype: torch.dtype) -> int:
-    """Return for how many blocks a multiprocessor has registers. Where shared memory holds fewer, they run in turns."""
-    return 1 if dtype == torch.float32 else _BLOCKS_PER_SM
-
-
-def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int) -> int:
-    """Return the bytes of `Stage` in moe_weights.cuh, which asserts that they are enough."""
-    packed, narrow = scale is not None, dtype != torch.float32
-    warp_rows = 64 if packed and narrow else 32
-    warp_inputs = math.gcd(inputs, 64 if packed else 32)
-    k_warps = math.gcd(inputs // warp_inputs, _WARPS)
-    rows, slab = warp_rows * _WARPS // k_warps, warp_inputs * k_warps
-    size = rows * slab // 2 if packed else rows * slab * dtype.itemsize
-    if scale is not None:
-        scale_bytes = slab // INT4_GROUP * scale.itemsize
-        size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
-    if narrow:
-        size += _TILE_PICKS * slab * dtype.itemsize
-    return max(size, _WARPS * _TILE_PICKS * (warp_rows + 4) * 4)
-
-
 class _Set(NamedTuple):
     """Experts that share a format: the routed ones, or the shared one."""
 
     build: jit.Build
     ids: Tensor | None  # None: every row goes to expert 0
-    top_k: int
-    first_slot: int
     gate_up: Tensor
     gate_up_scale: Tensor | None
     down: Tensor
     down_scale: Tensor | None
+
+    @property
+    def inner(self) -> int:
+        return self.gate_up.shape[1] // 2
 
 
 @cuda_op("moe_int4")
@@ -228,33 +183,80 @@ def _moe_int4(
     shared_down: Tensor | None,
 ) -> Tensor:
     num_rows, width = x.shape
-    top_k = expert_ids.shape[1]
-    out = torch.empty_like(x)
     if num_rows == 0:
-        return out
+        return torch.empty_like(x)
     if x.data_ptr() % _ALIGNMENT:
         x = x.clone()
     for tensor in (gate_up, gate_up_scale, down, down_scale, shared_gate_up, shared_down):
         if tensor is not None and tensor.data_ptr() % _ALIGNMENT:
             raise ShapeError("experts", f"weights at a multiple of {_ALIGNMENT} bytes", tensor.storage_offset())
-    blocks = jit.num_sms(x.device) * _blocks_per_sm(x.dtype)
-    parts = x.new_empty(num_rows, top_k + (shared_gate_up is not None), width, dtype=torch.float32)
-    scale = None if gate_up_scale is None else gate_up_scale.dtype
-    build = _build(x.dtype, scale, width, gate_up.shape[1] // 2, gate_up.shape[0])
-    sets = [_Set(build, expert_ids, top_k, 0, gate_up, gate_up_scale, down, down_scale)]
+    inner, num_experts = gate_up.shape[1] // 2, gate_up.shape[0]
+    shared = None
     if shared_gate_up is not None and shared_down is not None:
-        alone = _build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
-        sets.append(_Set(alone, None, 1, top_k, shared_gate_up, None, shared_down, None))
-    hidden = [x.new_empty(num_rows, one.top_k, one.gate_up.shape[1] // 2) for one in sets]
-    for one, rows in zip(sets, hidden, strict=True):
-        matrix = (one.gate_up, one.gate_up_scale)
-        _launch(one.build, "moe_gate_up", blocks, x, one.ids, *matrix, rows, num_rows, one.top_k)
-    for one, rows in zip(sets, hidden, strict=True):
-        sizes = (num_rows, one.top_k, parts.shape[1], one.first_slot)
-        _launch(one.build, "moe_down", blocks, rows, one.ids, one.down, one.down_scale, parts, *sizes)
-    grid = (num_rows, -(-width // (4 * _THREADS)))
-    _launch(build, "moe_sum", grid, parts, expert_ids, weights, out, top_k, parts.shape[1])
+        alone = rows_build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
+        shared = _Set(alone, None, shared_gate_up, None, shared_down, None)
+    row = None
+    if num_rows == 1 and gate_up_scale is not None and expert_ids.shape[1] <= MOST_ROW_PICKS:
+        row = row_build(x.dtype, gate_up_scale.dtype, width, inner, num_experts)
+    if row is not None:
+        return _run_row(x, weights, _Set(row, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
+    build = rows_build(x.dtype, None if gate_up_scale is None else gate_up_scale.dtype, width, inner, num_experts)
+    return _run_rows(x, weights, _Set(build, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
+
+
+def _run_rows(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
+    """Launch for any number of rows. The shared expert's products stand where they can run beside the routed ones."""
+    (num_rows, width), top_k = x.shape, weights.shape[1]
+    slots = top_k + (shared is not None)
+    out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
+    hidden = x.new_empty(num_rows, top_k, routed.inner)
+    shared_hidden = _shared_up(x, shared)
+    _gate_up(routed, x, hidden, beside=shared is not None)
+    _down(routed, hidden, parts, first_slot=0, beside=False)
+    if shared is not None and shared_hidden is not None:
+        _down(shared, shared_hidden, parts, first_slot=top_k, beside=True)
+    grid = (num_rows, -(-width // (4 * THREADS)))
+    _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
     return out
+
+
+def _run_row(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
+    """Launch for one row: its picks have blocks of their own, and are added up by the kernel that makes them."""
+    width, top_k = x.shape[1], weights.shape[1]
+    out, hidden = torch.empty_like(x), x.new_empty(top_k, routed.inner)
+    part = None if shared is None else x.new_empty(1, 1, width, dtype=torch.float32)
+    shared_hidden = _shared_up(x, shared)
+    ids, build = routed.ids, routed.build
+    matrix = (routed.gate_up, routed.gate_up_scale)
+    grid = top_k * -(-routed.inner // row_features(width, gated=True))
+    _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
+    if shared is not None and shared_hidden is not None and part is not None:
+        _down(shared, shared_hidden, part, first_slot=0, beside=False)
+    grid = -(-width // row_features(routed.inner, gated=False))
+    _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
+    return out
+
+
+def _shared_up(x: Tensor, shared: _Set | None) -> Tensor | None:
+    if shared is None:
+        return None
+    hidden = x.new_empty(x.shape[0], 1, shared.inner)
+    _gate_up(shared, x, hidden, beside=False)
+    return hidden
+
+
+def _gate_up(one: _Set, x: Tensor, hidden: Tensor, *, beside: bool) -> None:
+    sizes = (*hidden.shape[:2], int(beside))
+    _launch(one.build, "moe_gate_up", _num_blocks(x), x, one.ids, one.gate_up, one.gate_up_scale, hidden, *sizes)
+
+
+def _down(one: _Set, hidden: Tensor, parts: Tensor, *, first_slot: int, beside: bool) -> None:
+    sizes = (*hidden.shape[:2], parts.shape[1], first_slot, int(beside))
+    _launch(one.build, "moe_down", _num_blocks(hidden), hidden, one.ids, one.down, one.down_scale, parts, *sizes)
+
+
+def _num_blocks(rows: Tensor) -> int:
+    return jit.num_sms(rows.device) * blocks_per_sm(rows.dtype)
 
 
 @_moe_int4.register_fake
@@ -264,13 +266,4 @@ def _(x: Tensor, *_: object) -> Tensor:
 
 def _launch(build: jit.Build, name: str, grid: int | tuple[int, int], rows: Tensor, *args: object) -> None:
     kernel = jit.kernel(build, name, rows.device)
-    kernel.launch(grid, _THREADS, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)
-
-
-_K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
-BUILDS = tuple(
-    _build(dtype, torch.bfloat16 if packed else None, _K26[0], inner, _K26[1] if packed else 1)
-    for dtype, inners in ((torch.bfloat16, (2048, 256)), (torch.float16, (2048,)), (torch.float32, (2048,)))
-    for inner in inners
-    for packed in (True, False)
-)
+    kernel.launch(grid, THREADS, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)

@@ -18,7 +18,10 @@ _BINS = 256
 _COMMON_BYTES = 1280
 _MAX_SHARED_BYTES = 99 * 1024  # of a block on sm_89 and sm_120
 
-BUILDS = (jit.Build("tree_build.cu", shared_bytes=(("tree_build", _MAX_SHARED_BYTES),)),)
+_FINE_BUDGET = 257  # from here on bins are cut finely: 24 us instead of 37 at 1,024; below it costs 0.2 us
+BUILDS = tuple(
+    jit.Build("tree_build.cu", (("FINE", fine),), shared_bytes=(("tree_build", _MAX_SHARED_BYTES),)) for fine in (0, 1)
+)
 
 
 class TreeArrays(NamedTuple):
@@ -150,7 +153,7 @@ def _tree_build(log_probs: Tensor, token_ids: Tensor, budget: int, last_id: int,
     streams, depths, width = log_probs.shape
     if streams:
         capacity = _capacity(depths, width, budget)
-        kernel = jit.kernel(BUILDS[0], "tree_build", log_probs.device)
+        kernel = jit.kernel(BUILDS[budget >= _FINE_BUDGET], "tree_build", log_probs.device)
         kernel.launch(
             streams,
             _num_threads(budget),

@@ -8,6 +8,7 @@ from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDev
 from kdlab.kernels import jit
 from kdlab.kernels import moe_int4 as module
 from kdlab.kernels.experts import PackedExperts
+from kdlab.kernels.moe_builds import row_build, rows_build
 from kdlab.kernels.moe_int4 import expected_experts, moe_int4, moe_int4_cost
 from kdlab.kernels.reference import moe_experts
 from tests.kernels.compare import assert_within_budget, guarded_allocations
@@ -123,10 +124,12 @@ def _compiled():
     """Compile what these tests launch side by side: one after another takes longer than all the rest."""
     if not torch.cuda.is_available():
         return
-    builds = {module._build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
-    builds |= {module._build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
-    builds |= {module._build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
-    builds |= {module._build(BF16, BF16, 7168, 256, 384), module._build(BF16, None, 7168, 256, 1)}
+    builds = {rows_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
+    builds |= {rows_build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
+    builds |= {rows_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
+    builds |= {rows_build(BF16, BF16, 7168, 256, 384), rows_build(BF16, None, 7168, 256, 1)}
+    builds |= {row_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
+    builds |= {row_build(BF16, BF16, 7168, 256, 384)} - {None}
     jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
 
 

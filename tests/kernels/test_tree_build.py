@@ -13,7 +13,7 @@ from tests.kernels.compare import guarded_allocations
 from tests.tree.samples import draft, golden_cases, golden_input
 
 gpu = pytest.mark.gpu
-BUDGETS = (0, 1, 2, 7, 31, 63, 64, 255, 256, 1023, 1024)
+BUDGETS = (0, 1, 2, 7, 31, 63, 64, 255, 256, 257, 1023, 1024)
 NAN, INF = float("nan"), float("inf")
 
 

@@ -1,0 +1,118 @@
+"""What is compiled for moe_int4: shapes and dtypes to constants of the sources, and the shared memory they need."""
+
+import functools
+import math
+
+import torch
+
+from kdlab.config import INT4_GROUP
+from kdlab.kernels import jit
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
+
+THREADS = 256
+_WARPS, _TILE_PICKS = THREADS // 32, 8
+_MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
+_BLOCKS_PER_SM = 2
+MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
+
+
+@functools.lru_cache(maxsize=64)
+def rows_build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int) -> jit.Build:
+    """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None)."""
+    warp_rows = 64 if scale is not None and dtype != torch.float32 else 32  # wide weights would make a stage too large
+    needed = [_stage_bytes(dtype, scale, inputs, warp_rows, _TILE_PICKS) for inputs in (width, inner)]
+    sums = _sum_bytes(warp_rows)
+    stages = min(_MAX_STAGES, _RING_BYTES // max(needed))
+    with_sums = [size for size in (stages * stage + sums for stage in needed) if size <= _RING_BYTES]
+    ring = max([stages * max(needed), *with_sums])
+    defines = _constants(dtype, scale, width, inner, num_experts) | {
+        "WARP_ROWS": warp_rows,
+        "X_ROWS": _TILE_PICKS,
+        "STAGES": stages,
+        "RING_BYTES": ring,
+        "BLOCKS_PER_SM": blocks_per_sm(dtype),
+    }
+    dynamic = (("moe_gate_up", ring), ("moe_down", ring), ("moe_sum", 0))
+    return jit.Build("moe_int4.cu", tuple(defines.items()), shared_bytes=dynamic)
+
+
+def _constants(
+    dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int
+) -> dict[str, str | int]:
+    """Return what every source of the op is told of its shapes and dtypes."""
+    return {
+        "DTYPE": DTYPE_DEFINE[dtype],
+        "PACKED": int(scale is not None),
+        "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
+        "MODEL_WIDTH": width,
+        "INNER_WIDTH": inner,
+        "NUM_EXPERTS": num_experts,
+    }
+
+
+def blocks_per_sm(dtype: torch.dtype) -> int:
+    """Return for how many blocks a multiprocessor has registers. Where shared memory holds fewer, they run in turns."""
+    return 1 if dtype == torch.float32 else _BLOCKS_PER_SM
+
+
+def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int, warp_rows: int, x_rows: int) -> int:
+    """Return the bytes of `Stage` in moe_weights.cuh, which asserts that they are enough."""
+    packed, narrow = scale is not None, dtype != torch.float32
+    warp_inputs = math.gcd(inputs, 64 if packed else 32)
+    k_warps = math.gcd(inputs // warp_inputs, _WARPS)
+    rows, slab = warp_rows * _WARPS // k_warps, warp_inputs * k_warps
+    size = rows * slab // 2 if packed else rows * slab * dtype.itemsize
+    if scale is not None:
+        scale_bytes = slab // INT4_GROUP * scale.itemsize
+        size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
+    if narrow:
+        size += x_rows * slab * dtype.itemsize
+    return -(-max(size, _sum_bytes(warp_rows)) // 128) * 128
+
+
+def _sum_bytes(warp_rows: int) -> int:
+    """Return the bytes of all warps' partial sums, SUM_BYTES in the source."""
+    return _WARPS * _TILE_PICKS * (warp_rows + 4) * 4
+
+
+@functools.lru_cache(maxsize=16)
+def row_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build | None:
+    """Return the build for a single row, where the experts are so narrow that it is the faster one; else None."""
+    slabs, in_slab = divmod(width, 64 * math.gcd(width // 64, _WARPS))
+    if dtype not in MMA_DTYPES or in_slab or inner not in (64, 128, 256, 512):
+        return None
+    warp_rows = _ROW_WARP_ROWS
+    chunk = math.gcd(slabs, 2)
+    stage = chunk * _stage_bytes(dtype, scale, width, warp_rows, 1)
+    stages = min(_MAX_STAGES, _RING_BYTES // stage)
+    ring, down = stages * stage, MOST_ROW_PICKS * _stage_bytes(dtype, scale, inner, warp_rows, 1)
+    if down > _RING_BYTES:
+        return None
+    defines = _constants(dtype, scale, width, inner, num_experts) | {
+        "WARP_ROWS": warp_rows,
+        "X_ROWS": 1,
+        "CHUNK": chunk,
+        "STAGES": stages,
+        "RING_BYTES": ring,
+        "DOWN_BYTES": down,
+        "BLOCKS_PER_SM": 3,
+    }
+    dynamic = (("moe_row_gate_up", ring), ("moe_row_down", down))
+    return jit.Build("moe_one_row.cu", tuple(defines.items()), shared_bytes=dynamic)
+
+
+def row_features(inputs: int, *, gated: bool) -> int:
+    """Return the outputs that a block of moe_one_row.cu makes, TILE_FEATURES of its stage."""
+    warps = _WARPS // math.gcd(inputs // 64, _WARPS)
+    return _ROW_WARP_ROWS * warps // (2 if gated else 1)
+
+
+_K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
+BUILDS = tuple(
+    rows_build(dtype, torch.bfloat16 if packed else None, _K26[0], inner, _K26[1] if packed else 1)
+    for dtype, inners in ((torch.bfloat16, (2048, 256)), (torch.float16, (2048,)), (torch.float32, (2048,)))
+    for inner in inners
+    for packed in (True, False)
+)
+_ROW = row_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
+BUILDS += () if _ROW is None else (_ROW,)
