@@ -72,8 +72,10 @@ def test_the_draw_of_all_shards_is_that_of_torch(sampler, num_ranks, device):
 
     shards = candidates()
     got, want = merge_candidates(shards), merge_candidates(shards, impl="reference")
+    assert torch.equal(got.top.isnan(), want.top.isnan())
+    finite = ~want.top.isnan()  # no token is drawn from the others, whatever is left of their candidates
     for name, ours, theirs in zip(SampleShard._fields, got, want, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True, msg=name)
+        assert torch.equal(ours[finite], theirs[finite]), name
     mass = None
     temperature, top_p = sampler[:2]
     if temperature > 0 and top_p < 1:
