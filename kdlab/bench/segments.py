@@ -17,8 +17,7 @@ import torch
 from kdlab.bench.timing import require_gpu
 from kdlab.errors import KdlabError
 from kdlab.kernels.stage import observed
-
-OTHER = "other"
+from kdlab.study.step_fit import OTHER
 
 
 @dataclass(eq=False)
@@ -28,9 +27,15 @@ class Segments:
     pieces: list[tuple[str, torch.cuda.CUDAGraph]] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
 
-    def replay(self) -> None:
-        """Run the whole call again, piece by piece."""
-        for _, graph in self.pieces:
+    def replay(self, until: str | None = None) -> None:
+        """Run the call again, piece by piece: all of it, or what comes before the first piece of a stage.
+
+        Memory that a call is done with serves what comes later, so a stage alone finds its inputs only right after what
+        comes before it.
+        """
+        for name, graph in self.pieces:
+            if name == until:
+                break
             graph.replay()
 
     def stages(self) -> list[str]:

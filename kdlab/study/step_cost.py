@@ -80,7 +80,7 @@ class Stage:
 
 
 def round_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step) -> tuple[Stage, ...]:
-    """Return the stages of a round in order: the target's, then the drafter's and the tree's (none for AR).
+    """Return the stages of a round: the target's, then the drafter's and the tree's (none for AR).
 
     Args:
         target, drafter: constants of the models.
@@ -90,7 +90,8 @@ def round_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step
         ArgumentError: heads, experts or widths do not divide by the ranks.
     """
     _check_ranks(target, drafter, step)
-    stages = [*_attention_stages(target, step), *_feed_forward_stages(target, step), *_head_stages(target, step)]
+    stages = [*_attention_stages(target, step), *_feed_forward_stages(target, step)]
+    stages += _head_stages(target, drafter, step)
     if drafter is not None:
         stages += _draft_stages(target, drafter, step)
     return tuple(stages)
@@ -174,21 +175,26 @@ def _feed_forward_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
     values = 3 * width * inner
     expert = values // 2 + values // INT4_GROUP * 2 if target.experts_int4 else _VALUE * values
     moved = round(distinct * expert) + 2 * _VALUE * rows * width + 8 * rows * picks
-    yield Stage("experts", _times(Cost(moved, 2 * values * rows * picks // share), moe), moe)
-    shared = target.n_shared_experts * target.moe_intermediate_size // step.ranks
-    if shared:
-        values = 3 * width * shared
-        # Added in the launch of the routed experts, whose rows it shares.
-        yield Stage("shared expert", _times(Cost(_VALUE * values, 2 * values * rows), moe), 0)
+    routed = Cost(moved, 2 * values * rows * picks // share)
+    values = 3 * width * target.n_shared_experts * target.moe_intermediate_size // step.ranks
+    shared = Cost(_VALUE * values, 2 * values * rows)  # added in the launch of the routed ones, whose rows it shares
+    yield Stage("experts", _times(routed + shared, moe), moe)
     inner = target.intermediate_size // step.ranks
     both = linear_cost(rows, width, 2 * inner, dense) + linear_cost(rows, inner, width, dense)
     yield Stage("dense layers", both, 2 * dense)
 
 
-def _head_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
+def _head_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step) -> Iterator[Stage]:
     rows, vocab = step.tokens, target.vocab_size // step.ranks
+    depth = 0 if drafter is None else drafter.block_size - 1
+    taps = 0 if drafter is None else len(drafter.target_layer_ids) * drafter.hidden_size
     yield Stage("lm_head", linear_cost(rows, target.hidden_size, vocab), 1)
     yield Stage("target_sample", Cost(rows * (_VALUE * vocab + 4)), 1)
+    yield Stage("accept", tree_accept_cost(step.streams, step.rows, depth), 1)
+    latent = _VALUE * (target.kv_lora_rank + target.qk_rope_head_dim)
+    new = step.streams * step.committed
+    moved = kv_commit_cost(target.num_hidden_layers, latent, new, _VALUE * taps, new)
+    yield Stage("commit", moved, 1, moved.bytes)
 
 
 def _draft_stages(target: TargetConfig, drafter: DrafterConfig, step: Step) -> Iterator[Stage]:
@@ -197,11 +203,7 @@ def _draft_stages(target: TargetConfig, drafter: DrafterConfig, step: Step) -> I
     queries = drafter.num_attention_heads // step.ranks * drafter.head_dim
     keys = drafter.num_key_value_heads // step.ranks * drafter.head_dim
     inner, vocab = drafter.intermediate_size // step.ranks, target.vocab_size // step.ranks
-    latent = _VALUE * (target.kv_lora_rank + target.qk_rope_head_dim)
     taps = len(drafter.target_layer_ids) * width
-    yield Stage("accept", tree_accept_cost(step.streams, step.rows, depth), 1)
-    moved = kv_commit_cost(target.num_hidden_layers, latent, new, _VALUE * taps, new)
-    yield Stage("commit", moved, 1, moved.bytes)
     features = linear_cost(new, taps // step.ranks, width) + linear_cost(new, width, 2 * keys * layers)
     yield Stage("draft context", features, 2)
     products = linear_cost(block, width, queries + 2 * keys, layers) + linear_cost(block, queries, width, layers)

@@ -5,8 +5,11 @@ the times of one GPU, none below zero, by least squares of the relative error, a
 machine. Collectives are modelled until they are measured: a fixed time a call and the ring's bytes over the link.
 """
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,11 +17,15 @@ from scipy.optimize import nnls
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.cost import Cost
+from kdlab.study.experts import distinct_experts
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
 
 ALL_REDUCE_US = 8.0
 """A small all-reduce over NVLink in a graph; modelled."""
+OTHER = "other"
+_OTHER_STAGE = Stage(OTHER, Cost(0), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,48 @@ class RoundTime:
     def us(self) -> float:
         """Microseconds of the whole round."""
         return sum(self.stages.values()) + self.collectives_us
+
+
+def stage_times(rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig) -> list[StageTime]:
+    """Read the stages of recorded rounds.
+
+    Args:
+        rows: result rows of `kdlab bench round`; others among them are passed over.
+        target, drafter: constants of the models whose rounds were timed.
+
+    Returns:
+        One entry a row with a stage's time. What a round launches outside of every stage is the stage OTHER: it moves
+        nothing, and counts as one launch.
+
+    Raises:
+        ArgumentError: no such row, or a stage that the model's rounds do not have.
+    """
+    timed = rows[(rows["op"] == "round") & (rows["metric"] == "stage")]
+    if timed.empty:
+        raise ArgumentError("rows", "times of a round's stages", "none")
+    found = []
+    for text, us in zip(timed["case"], timed["value"], strict=True):
+        case = json.loads(text)
+        known = _stages_of(_key_of(case), target, drafter)
+        if case["stage"] not in known:
+            raise ArgumentError("rows", "stages of the model's rounds", repr(case["stage"]))
+        found.append(StageTime(known[case["stage"]], float(us)))
+    return found
+
+
+def _key_of(case: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what of a recorded case its stages depend on."""
+    return tuple(case[name] for name in ("rows", "streams", "context", "g", "ranks", "experts", "layers"))
+
+
+@lru_cache(maxsize=1024)
+def _stages_of(key: tuple[Any, ...], target: TargetConfig, drafter: DrafterConfig) -> Mapping[str, Stage]:
+    rows, streams, context, g, ranks, experts, layers = key
+    sizes = {"num_experts": target.n_routed_experts, "per_token": target.num_experts_per_tok}
+    distinct = distinct_experts(rows, g=g, streams=streams, **sizes)
+    step = Step(rows, distinct, streams, context, ranks, experts, top_k=max(1, rows - 1), committed=1)
+    stages = round_stages(replace(target, num_hidden_layers=layers), drafter if rows > 1 else None, step)
+    return {stage.name: stage for stage in (*stages, _OTHER_STAGE)}
 
 
 def _work_us(stage: Stage, gpu: Gpu) -> float:
@@ -109,6 +158,8 @@ def round_time(
         ArgumentError: a stage has no fit.
     """
     stages = round_stages(target, drafter, step)
+    if OTHER in fits:
+        stages = (*stages, _OTHER_STAGE)
     missing = [stage.name for stage in stages if stage.name not in fits]
     if missing:
         raise ArgumentError("fits", "every stage of the round", f"none for {', '.join(missing)}")

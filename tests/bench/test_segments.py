@@ -65,6 +65,10 @@ def test_pieces_do_the_work_of_the_call_and_a_chain_that_of_one_stage():
     x.mul_(2)
     segments.replay()
     torch.testing.assert_close(found - total, expected.new_tensor(float((x @ weights[0]).norm()) / 2))
+    size = float((x @ weights[0]).norm())
+    x.div_(2)
+    segments.replay(until="norm")  # the first product, and no more
+    torch.testing.assert_close(float(found - total), size / 2, rtol=1e-3, atol=1e-3)
     for name in segments.stages():
         segments.chain(name)()
     torch.cuda.synchronize()

@@ -128,9 +128,8 @@ class _Rounds:
         self.round.run()
         segments, found = record_segments(self.round.run), {}
         for name in segments.stages():
-            # Memory of one stage serves later ones too: the whole round puts back what this stage reads.
             self.place()
-            segments.replay()
+            segments.replay(until=name)
             times = 1
             if name not in _STATEFUL:
                 once = sample({"": Pass(segments.chain(name), 1, ())}, 0.0)[""]
