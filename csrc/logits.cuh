@@ -153,13 +153,6 @@ DEVICE void load_plain(const Row& row, i32 chunk, Logits (&logits)[VECTORS]) {
   for (int v = 0; v < VECTORS; ++v) load_plain(row, chunk, v, logits[v]);
 }
 
-// After VECTORS of these the first one stands first: an index that a loop counts would need memory.
-DEVICE void push(float (&values)[VECTORS], float value) {
-#pragma unroll
-  for (int v = 0; v + 1 < VECTORS; ++v) values[v] = values[v + 1];
-  values[VECTORS - 1] = value;
-}
-
 // use(vector, its number among the thread's vectors of the chunk), in the order of their ids.
 template <typename Use>
 DEVICE void for_vectors(const Row& row, i32 chunk, Use use) {
@@ -200,22 +193,6 @@ DEVICE void for_row(const Row& row, i32 block, i32 num_chunks, i32 cluster, Use 
     }
     plain = next_plain;
   }
-}
-
-// A thread's vectors first, first + THREADS, ... of the row, all in flight at once.
-DEVICE void load_chunk(const Row& row, i32 first, Logits (&logits)[VECTORS]) {
-  const i32 start = first * PER_VECTOR - row.shift, end = start + (CHUNK - THREADS * PER_VECTOR) + PER_VECTOR;
-  const bool plain = row.aligned && start >= 0 && end <= row.num_ids;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    if (plain) {
-      const u64 address = reinterpret_cast<u64>(row.logits + start + v * THREADS * PER_VECTOR);
-      reinterpret_cast<uint4&>(logits[v].data) = load_16(address);
-    }
-  }
-  if (plain) return;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) logits[v] = load_vector(row, first + v * THREADS);
 }
 
 #if DTYPE == 1

@@ -132,6 +132,13 @@ struct Screen {
   float top;             // of all tops, then of the block's; NaN if any logit is
 };
 
+// After VECTORS of these the first one stands first: an index that a loop counts would need memory.
+DEVICE void push(float (&values)[VECTORS], float value) {
+#pragma unroll
+  for (int v = 0; v + 1 < VECTORS; ++v) values[v] = values[v + 1];
+  values[VECTORS - 1] = value;
+}
+
 DEVICE void make_noise(const NoiseKey& key, u32 quad, float (&noise)[VECTORS]) {
 #pragma unroll 1  // little machine code; and the compiler leaves the loads before it
   for (int v = 0; v < VECTORS; ++v, quad += THREADS * PER_VECTOR / 4) {
@@ -220,12 +227,13 @@ struct Found {
   double mass;
 };
 
-// Every block gets `count` words of every block.
-DEVICE const Message* exchange_words(Scratch& scratch, const Rows& rows, const u64* words, i32 count, int inbox) {
+// Every block gets every block's message.
+DEVICE const Message* exchange_words(Scratch& scratch, const Rows& rows, const Message& mine, int inbox) {
   Message* messages = scratch.inbox[inbox];
-  if (threadIdx.x < count * rows.cluster) {
-    const i32 word = threadIdx.x % count;
-    store_remote(&messages[rows.block()].words[word], threadIdx.x / count, words[word]);
+  const u32 word = threadIdx.x % 4, target = threadIdx.x / 4;
+  if (target < rows.cluster) {
+    const u64 low = word == 0 ? mine.words[0] : mine.words[1], high = word == 2 ? mine.words[2] : mine.words[3];
+    store_remote(&messages[rows.block()].words[word], target, word < 2 ? low : high);
   }
   cluster_arrive();
   cluster_wait();
@@ -233,29 +241,24 @@ DEVICE const Message* exchange_words(Scratch& scratch, const Rows& rows, const u
 }
 
 DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, const Found& mine, i32 pass) {
-  const u64 words[4] = {mine.winner.score,
-                        u64(static_cast<u32>(mine.winner.id)) << 32 | __float_as_uint(mine.winner.value),
-                        static_cast<u64>(__double_as_longlong(mine.mass)), __float_as_uint(mine.top)};
+  const Message message = {mine.winner.score,
+                           u64(static_cast<u32>(mine.winner.id)) << 32 | __float_as_uint(mine.winner.value),
+                           static_cast<u64>(__double_as_longlong(mine.mass)), __float_as_uint(mine.top)};
   if (pass == 0) cluster_wait();  // the other blocks have begun
-  const Message* messages = exchange_words(scratch, rows, words, 4, pass % 2);
-  Found all = {NO_WINNER, -INFINITY_F32, 0.0};
-  for (i32 b = 0; b < rows.cluster; ++b) {
-    const u64* words_of = messages[b].words;
-    const Winner winner = {words_of[0], static_cast<i32>(words_of[1] >> 32), __uint_as_float(words_of[1])};
-    if (all.winner.loses_to(winner)) all.winner = winner;
-    all.top = max_or_nan(all.top, __uint_as_float(words_of[3]));
+  const Message* messages = exchange_words(scratch, rows, message, pass % 2);
+  Found block = {NO_WINNER, -INFINITY_F32, 0.0};  // a lane for each
+  if (lane_id() < rows.cluster) {
+    const u64* words = messages[lane_id()].words;
+    block.winner = {words[0], static_cast<i32>(words[1] >> 32), __uint_as_float(words[1])};
+    block.mass = __longlong_as_double(words[2]), block.top = __uint_as_float(words[3]);
   }
-  for (i32 b = 0; b < rows.cluster; ++b) {
-    const float gap = __uint_as_float(messages[b].words[3]) - all.top;  // NaN for a bad row
-    if (gap <= 0) all.mass += __longlong_as_double(messages[b].words[2]) * exp_scaled(gap, draw.log2_scale);
-  }
-  return all;
+  const float top = value_of(warp_max_key(order_key(block.top))), gap = block.top - top;  // NaN for a bad row
+  return {warp_winner(block.winner), top, warp_sum(gap <= 0 ? block.mass * exp_scaled(gap, draw.log2_scale) : 0.0)};
 }
 
-// The best of all threads' winners, for every thread.
+// The best of all threads' winners, for every thread; there must be another barrier between two calls.
 DEVICE Winner block_winner(Scratch& scratch, const Winner& mine) {
   const Winner winner = warp_winner(mine);
-  __syncthreads();  // readers of the call before
   if (lane_id() == 0) scratch.winners[warp_id()] = winner;
   __syncthreads();
   return warp_winner(scratch.winners[lane_id() % WARPS]);
@@ -380,8 +383,9 @@ DEVICE bool exact_mass_is_below(Scratch& scratch, const Row& row, const Rows& ro
   __syncthreads();
   above = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
   all = warp_sum<WARPS>(scratch.warp_sums[1][lane_id() % WARPS]);
-  const u64 words[2] = {static_cast<u64>(__double_as_longlong(above)), static_cast<u64>(__double_as_longlong(all))};
-  const Message* messages = exchange_words(scratch, rows, words, 2, 2);
+  const Message message = {static_cast<u64>(__double_as_longlong(above)),
+                           static_cast<u64>(__double_as_longlong(all))};
+  const Message* messages = exchange_words(scratch, rows, message, 2);
   above = all = 0;
   for (i32 b = 0; b < rows.cluster; ++b) {
     above += __longlong_as_double(messages[b].words[0]);

@@ -1,5 +1,6 @@
 """draft_topk: the best K tokens of every draft row, with their log-probabilities; whole vocabulary or shards."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,16 +12,7 @@ from kdlab.errors import ArgumentError
 from kdlab.kernels import jit, reference, reference_shards
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
-from kdlab.kernels.logits import (
-    CHUNK_BYTES,
-    DTYPES,
-    MAX_CLUSTER,
-    THREADS,
-    cluster_size,
-    constants,
-    count_chunks,
-    runs_kernel,
-)
+from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, count_chunks, runs_kernel
 from kdlab.kernels.reference import TopK
 from kdlab.kernels.reference_shards import TopKShard
 
@@ -32,14 +24,10 @@ _NO_TOKEN = 2**31 - 1
 _DYNAMIC_BYTES = 98_000  # of a block: with the static part within the 101,376 bytes of sm_89 and sm_120
 
 
-def _shared_bytes(k: int, cluster: int, item_bytes: int) -> int:
-    """Lists of all blocks, and candidates: k of the chunk before, k times what a thread holds of a chunk."""
-    return 8 * k * (cluster + 1 + CHUNK_BYTES // (item_bytes * THREADS))
-
-
-def _fitting_cluster(k: int, cluster: int, item_bytes: int) -> int:
-    """Return how many blocks share a row when their lists have to fit as well: fewer than `cluster` above K = 250."""
-    return min(cluster, (_DYNAMIC_BYTES - _shared_bytes(k, 0, item_bytes)) // (8 * k))
+def _shared_bytes(k: int, cluster: int, num_chunks: int, item_bytes: int) -> int:
+    """`Plan` in the .cu: lists, sums, candidates and items, and the largest logit of every thread and chunk."""
+    words = k * cluster + num_chunks * (THREADS // _WARP) + k * (1 + 16 // item_bytes)
+    return 8 * words + 4 * k + -(-num_chunks // cluster) * THREADS * item_bytes
 
 
 def _groups_per_warp(k: int, cluster: int) -> int:
@@ -50,8 +38,7 @@ def _groups_per_warp(k: int, cluster: int) -> int:
 
 
 def _build(dtype: torch.dtype) -> jit.Build:
-    most = min(_DYNAMIC_BYTES, _shared_bytes(MAX_K, MAX_CLUSTER, dtype.itemsize))
-    return jit.Build("draft_topk.cu", constants(dtype), shared_bytes=(("draft_topk", most),))
+    return jit.Build("draft_topk.cu", constants(dtype), shared_bytes=(("draft_topk", _DYNAMIC_BYTES),))
 
 
 BUILDS = tuple(map(_build, DTYPES))
@@ -60,7 +47,7 @@ BUILDS = tuple(map(_build, DTYPES))
 def draft_topk(logits: Tensor, k: int, *, impl: str = "auto") -> TopK:
     """Best K tokens of every draft row with their log-probabilities; exact ties go to the smaller id.
 
-    A row gets the same bits whatever else is in the batch, for the same K: another may be added up in another order.
+    A row gets the same bits whatever else is in the batch, and whatever K.
 
     Args:
         logits: [S, L, V] any float dtype; on a GPU float32, bfloat16 or float16, the values of a row side by side.
@@ -155,14 +142,16 @@ def _draft_topk(
     num_rows = nonfinite.numel()
     if num_rows == 0:
         return values, token_ids, nonfinite, lse
-    item_bytes = logits.element_size()
     kernel = jit.kernel(_build(logits.dtype), "draft_topk", logits.device)
-    cluster = _fitting_cluster(k, cluster_size(kernel, 1, count_chunks(num_ids, item_bytes), lambda _: 0), item_bytes)
+    chunks = count_chunks(num_ids, logits.element_size())
+    shared_bytes = functools.partial(_shared_bytes, k, num_chunks=chunks, item_bytes=logits.element_size())
+    # Two blocks alone would find more candidates than it has room for.
+    cluster = cluster_size(kernel, num_rows, chunks, shared_bytes, least=4)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
     kernel.launch(
         num_rows * cluster, THREADS, logits, *strides, *sizes, values, token_ids, nonfinite, lse if shard else None,
-        shared_bytes=_shared_bytes(k, cluster, item_bytes),
+        shared_bytes=shared_bytes(cluster),
         cluster=cluster if cluster > 1 else None,
         overlap=True,
     )  # fmt: skip

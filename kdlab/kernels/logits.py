@@ -29,7 +29,9 @@ def count_chunks(num_ids: int, item_bytes: int) -> int:
     return max(-(-num_ids * item_bytes // CHUNK_BYTES), 1)
 
 
-def cluster_size(kernel: Kernel, num_rows: int, num_chunks: int, shared_bytes: Callable[[int], int]) -> int:
+def cluster_size(
+    kernel: Kernel, num_rows: int, num_chunks: int, shared_bytes: Callable[[int], int], *, least: int = 1
+) -> int:
     """Return how many blocks share a row: as many as still lets all rows run at once, 8 or one a chunk at most.
 
     Args:
@@ -37,6 +39,7 @@ def cluster_size(kernel: Kernel, num_rows: int, num_chunks: int, shared_bytes: C
         num_rows: of the launch.
         num_chunks: of a row.
         shared_bytes: dynamic shared memory of a block, given the blocks of a row.
+        least: blocks that a row gets in any case, if it has as many chunks.
 
     Returns:
         1 before Hopper, which knows no clusters.
@@ -44,7 +47,9 @@ def cluster_size(kernel: Kernel, num_rows: int, num_chunks: int, shared_bytes: C
     if torch.cuda.get_device_capability(kernel.device) < (9, 0):
         return 1
     for cluster in (min(num_chunks, MAX_CLUSTER), 4, 2):
-        if 1 < cluster <= num_chunks and _most_rows(kernel, cluster, shared_bytes(cluster)) >= num_rows:
+        if 1 < cluster <= num_chunks and (
+            cluster <= least or _most_rows(kernel, cluster, shared_bytes(cluster)) >= num_rows
+        ):
             return cluster
     return 1
 

@@ -8,13 +8,11 @@ from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.draft_topk import (
     TopK,
-    _fitting_cluster,
     draft_topk,
     draft_topk_cost,
     draft_topk_shard,
     merge_topk,
 )
-from kdlab.kernels.logits import MAX_CLUSTER, count_chunks
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 
 gpu = pytest.mark.gpu
@@ -44,19 +42,16 @@ def assert_same_topk(got, logits, what=""):
 
 
 def check_all_k(logits, what):
-    """Of the sizes K that take equally many blocks a row: the largest within budget, its beginnings bit for bit."""
-    vocab, item_bytes = logits.shape[-1], logits.element_size()
-    cluster, sizes = min(count_chunks(vocab, item_bytes), MAX_CLUSTER), {}
-    for k in sorted({*(k for k in KS if k <= vocab), min(vocab, max(KS))}):
-        sizes.setdefault(_fitting_cluster(k, cluster, item_bytes), []).append(k)
-    for *smaller, most in sizes.values():
-        largest = draft_topk(logits, most)
-        assert_same_topk(largest, logits, what)
-        for k in smaller:
-            top = draft_topk(logits, k)
-            bits = top.log_probs.view(torch.int32), largest.log_probs[..., :k].contiguous().view(torch.int32)
-            assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
-            assert torch.equal(*bits), f"{what} K {k}"
+    """The largest K within budget, the smaller ones its beginnings bit for bit."""
+    vocab = logits.shape[-1]
+    *smaller, most = sorted({*(k for k in KS if k <= vocab), min(vocab, max(KS))})
+    largest = draft_topk(logits, most)
+    assert_same_topk(largest, logits, what)
+    for k in smaller:
+        top = draft_topk(logits, k)
+        bits = top.log_probs.view(torch.int32), largest.log_probs[..., :k].contiguous().view(torch.int32)
+        assert torch.equal(top.token_ids, largest.token_ids[..., :k]), f"{what} K {k}"
+        assert torch.equal(*bits), f"{what} K {k}"
 
 
 def hostile_rows(vocab, dtype, device):
