@@ -76,7 +76,7 @@ def verify_attention(
     latent_dim = check_int("latent_dim", latent_dim, minimum=1, maximum=q.shape[-1])
     if impl == "auto":
         arch = arch_of(q.device) if q.device.type == "cuda" else None
-        impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim, fixed_split=fixed_split)
+        impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim)
     if impl == "reference":
         return _reference(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim)
     if q.device.type != "cuda":
@@ -87,20 +87,17 @@ def verify_attention(
     return _op(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim, impl, fixed_split)
 
 
-def choose_impl(
-    arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int, *, fixed_split: bool = False
-) -> str:
-    """Return what "auto" runs.
+def choose_impl(arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int) -> str:
+    """Return what "auto" runs, with fixed_split or without.
 
     Args:
         arch: of the GPU, "sm_90a"; None on the CPU.
         dtype: of q and pages.
         latent_dim, rope_dim: C and R.
-        fixed_split: asked for; wgmma has it too, but its time with it was never measured, so mma runs.
     """
     if dtype not in (torch.bfloat16, torch.float16) or (latent_dim, rope_dim) != (LATENT_DIM, ROPE_DIM):
         return "reference"
-    if arch in HOPPER and not fixed_split:
+    if arch in HOPPER:
         return "wgmma"
     return "mma" if arch in PORTABLE else "reference"
 

@@ -123,7 +123,6 @@ def test_the_choice_of_a_kernel():
     assert choose_impl("sm_120a", bf16, 512, 64) == "mma"
     assert choose_impl("sm_80", half, 512, 64) == "mma"
     assert choose_impl("sm_90a", bf16, 512, 64) == "wgmma"
-    assert choose_impl("sm_90a", bf16, 512, 64, fixed_split=True) == "mma"
     assert choose_impl("sm_90a", torch.float32, 512, 64) == "reference"
     assert choose_impl("sm_90a", bf16, 256, 64) == "reference"
     assert choose_impl("sm_75", bf16, 512, 64) == "reference"

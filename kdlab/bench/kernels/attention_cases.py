@@ -63,7 +63,7 @@ def attention_case(streams: int, rows: int, prefix: int, heads: int, *, default:
     work = streams * rows * prefix
     arms = {impl: _own_arm(impl) for impl in _impls(work, prefix)}
     if (streams, rows, prefix) in _FIXED_SPLIT:
-        arms["mma fixed split"] = _own_arm("mma", fixed_split=True)
+        arms |= {f"{impl} fixed split": _own_arm(impl, fixed_split=True) for impl in ("mma", "wgmma")}
     arms["flashmla prefix"] = Arm(_flashmla, _prefix_error, _PEER_LIMIT, prepare=_with_schedule, own=False)
     if work <= _SLOW_WORK:
         arms["torch sdpa"] = Arm(_sdpa, _sdpa_error, _PEER_LIMIT, prepare=_dense, own=False)
