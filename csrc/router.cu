@@ -14,7 +14,14 @@
 #endif
 
 constexpr int THREADS = round_up(NUM_EXPERTS, WARP), WARPS = THREADS / WARP;
-constexpr int KEPT = CHOSEN < WARP ? CHOSEN : WARP, CANDIDATES = WARPS * KEPT;
+constexpr int CANDIDATES = WARPS * CHOSEN;
+
+__host__ __device__ constexpr int sharers(int candidates_a_warp) {
+  int n = 1;
+  while (2 * n * candidates_a_warp <= WARP) n *= 2;
+  return n;
+}
+constexpr int SHARERS = sharers(CHOSEN);  // threads that compare one candidate
 static_assert(CHOSEN <= NUM_EXPERTS && CHOSEN <= WARP && THREADS <= 1024, "a thread an expert, a lane a choice");
 
 struct Candidate {
@@ -53,24 +60,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 theirs = __shfl_sync(FULL_MASK, key, other);
     place += other < lane ? theirs >= key : theirs > key;
   }
-  if (place < KEPT) {
-    candidates[warp_id() * KEPT + place] = {key, id};
-    scores[warp_id() * KEPT + place] = score;
+  if (place < CHOSEN) {
+    candidates[warp_id() * CHOSEN + place] = {key, id};
+    scores[warp_id() * CHOSEN + place] = score;
   }
   __syncthreads();
-  int final_place = CHOSEN;
-  if (id < CANDIDATES) {
-    const Candidate mine = candidates[id];
-    final_place = 0;
+  // As many candidates a warp as it has brought, each compared by SHARERS neighbouring lanes.
+  const int which = warp_id() * CHOSEN + lane / SHARERS;
+  const bool compares = lane / SHARERS < CHOSEN;
+  const Candidate mine = candidates[compares ? which : 0];
+  int beaten = 0;
 #pragma unroll 8
-    for (int other = 0; other < CANDIDATES; ++other) {
-      const Candidate theirs = candidates[other];
-      final_place += theirs.key > mine.key || (theirs.key == mine.key && theirs.id < mine.id);
-    }
-    if (final_place < CHOSEN) {
-      chosen[final_place] = scores[id];
-      expert_ids[row * CHOSEN + final_place] = in_use ? mine.id : -1;
-    }
+  for (int other = lane % SHARERS; other < CANDIDATES; other += SHARERS) {
+    const Candidate theirs = candidates[other];
+    beaten += theirs.key > mine.key || (theirs.key == mine.key && theirs.id < mine.id);
+  }
+  if constexpr (SHARERS > 1) beaten = warp_sum<SHARERS>(beaten);
+  if (compares && beaten < CHOSEN && lane % SHARERS == 0) {
+    chosen[beaten] = scores[which];
+    expert_ids[row * CHOSEN + beaten] = in_use ? mine.id : -1;
   }
   __syncthreads();
   if (warp_id() == 0) {
