@@ -10,6 +10,8 @@
 #include "logits.cuh"
 
 constexpr int MAX_CANDIDATES = 64;
+// Most tokens pass few candidates: a thread adds those up itself, as float64 atomics to one place wait for one another.
+constexpr int OWN_SUMS = 4;
 
 struct MassScratch {
   u64 ranks[MAX_CANDIDATES];  // ascending: candidates come by falling score, so each is more probable than the last
@@ -34,6 +36,7 @@ top_p_mass(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   for (i32 i = threadIdx.x; i <= capacity; i += THREADS) scratch.mass[i] = 0;
   __syncthreads();
   const float largest = top[rows.index()];
+  double own[OWN_SUMS] = {};
   for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += cluster) {
     for (i32 id = chunk * CHUNK - row.shift + threadIdx.x; id < min((chunk + 1) * CHUNK - row.shift, num_ids);
          id += THREADS) {
@@ -42,8 +45,16 @@ top_p_mass(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
       const u64 rank = rank_key(value, first_id + id);
       i32 passed = 0;  // candidates that this token is more probable than
       while (passed < capacity && rank > scratch.ranks[passed]) ++passed;
-      atomicAdd(&scratch.mass[passed], exp((double(value) - largest) / temperature));
+      const double mass_of = exp((double(value) - largest) / temperature);
+#pragma unroll
+      for (i32 i = 0; i < OWN_SUMS; ++i) own[i] += passed == i ? mass_of : 0.0;
+      if (passed >= OWN_SUMS) atomicAdd(&scratch.mass[passed], mass_of);
     }
+  }
+#pragma unroll
+  for (i32 i = 0; i < OWN_SUMS; ++i) {
+    const double sum = warp_sum(own[i]);
+    if (lane_id() == 0) atomicAdd(&scratch.mass[i], sum);
   }
   __syncthreads();
   cluster_wait();
