@@ -8,20 +8,21 @@
 //        causal j <= start + i
 //   cost 4 b H (start + b) d FLOP, 4 G (start + b) d bytes; at 64 rows a key head both take about as long on an H200
 //   how  the b H/G rows that share a key head form tiles of 64. Grid (splits, G tiles, S): a block takes an equal share
-//        of the visible key tiles; four warps hold 16 rows each, twice over: each half takes 32 of 64 keys.
+//        of the visible key tiles of 64; two groups of four warps hold 16 rows a warp and take 32 keys of each tile.
+//        The groups copy for themselves and run apart until the end, so that one multiplies while the other loads.
 //   ref  kernels/reference_draft.py:draft_attention | test tests/kernels/test_draft_attention.py | sm_80 and up
 #include "mma.cuh"
 
 struct Config {
   static constexpr int D = HEAD_DIM, CHUNKS = D / 8, ROW_BYTES = 2 * D;
   static constexpr int TILE_ROWS = 64, TILE_KEYS = 64, STAGES = 3;
-  static constexpr int ROW_WARPS = TILE_ROWS / 16, KEY_WARPS = 2, WARP_KEYS = TILE_KEYS / KEY_WARPS;
-  static constexpr int THREADS = ROW_WARPS * KEY_WARPS * WARP;
+  static constexpr int GROUPS = 2, GROUP_KEYS = TILE_KEYS / GROUPS, ROW_WARPS = TILE_ROWS / 16;
+  static constexpr int GROUP_THREADS = ROW_WARPS * WARP, THREADS = GROUPS * GROUP_THREADS;
   static constexpr int KEY_STEPS = D / 16, VALUE_TILES = D / 8;  // mma steps along a query, tiles of 8 output columns
 };
 static_assert(sizeof(Scalar) == 2, "bf16 or half");
 static_assert(Config::D == 32 || Config::D == 64 || Config::D == 128, "a row is 4, 8 or 16 chunks");
-static_assert(Config::THREADS % Config::CHUNKS == 0 && Config::WARP_KEYS % 16 == 0, "whole rows, whole mma steps");
+static_assert(Config::GROUP_THREADS % Config::CHUNKS == 0 && Config::GROUP_KEYS % 16 == 0, "whole rows and steps");
 
 // What the host fixes by shapes.
 struct Sizes {
@@ -54,21 +55,21 @@ struct Share {
 };
 
 struct Stage {
-  alignas(128) u8 keys[Config::TILE_KEYS * Config::ROW_BYTES];
-  alignas(128) u8 values[Config::TILE_KEYS * Config::ROW_BYTES];
+  alignas(128) u8 keys[Config::GROUP_KEYS * Config::ROW_BYTES];
+  alignas(128) u8 values[Config::GROUP_KEYS * Config::ROW_BYTES];
 };
 struct Plan {
-  Stage stages[Config::STAGES];  // queries pass through the last on their way to registers
+  Stage stages[Config::GROUPS][Config::STAGES];  // queries pass through a group's last on their way to registers
 };
-// How the second half of the warps hands its sums over, in the memory of the stages.
+// How the second group hands its sums over, in the memory of the stages.
 struct Exchange {
   float4 o[Config::ROW_WARPS][Config::VALUE_TILES][WARP];
   float4 stats[Config::ROW_WARPS][WARP];
 };
 static_assert(sizeof(Plan) == PLAN_BYTES, "the launch asks for as much");
 static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_120");
-static_assert(Config::TILE_ROWS == Config::TILE_KEYS, "queries fit where keys stand");
-static_assert(sizeof(Exchange) <= sizeof(Stage) * Config::STAGES, "fits where keys and values stood");
+static_assert(Config::TILE_ROWS * Config::ROW_BYTES == sizeof(Stage), "queries fit where keys and values stand");
+static_assert(sizeof(Exchange) <= sizeof(Plan), "fits where keys and values stood");
 
 // Offset of a chunk of 16 bytes: 8 rows of one column of chunks, which ldmatrix reads together, lie in different banks.
 DEVICE u32 place(int row, int chunk) {
@@ -108,19 +109,21 @@ struct Row {
   }
 };
 
-// What a thread copies of a tile of queries, keys or values: chunk `chunk` of rows `row`, `row` + STEP, ...
+// What a thread copies of its group's queries, keys or values: chunk `chunk` of rows `row`, `row` + STEP, ...
 struct Copier {
-  static constexpr int STEP = Config::THREADS / Config::CHUNKS, TIMES = Config::TILE_KEYS / STEP;
+  static constexpr int STEP = Config::GROUP_THREADS / Config::CHUNKS, TIMES = Config::GROUP_KEYS / STEP;
   static_assert(STEP % 8 == 0 && TIMES >= 1, "all rows of a thread turn their chunks alike");
   int row, chunk;
   u32 to;  // of its first row in a tile
 
-  DEVICE Copier() : row(threadIdx.x / Config::CHUNKS), chunk(threadIdx.x % Config::CHUNKS), to(place(row, chunk)) {}
+  DEVICE Copier()
+      : row(threadIdx.x % Config::GROUP_THREADS / Config::CHUNKS), chunk(threadIdx.x % Config::CHUNKS),
+        to(place(row, chunk)) {}
 
   // Rows beyond the last one come as zeros.
   DEVICE void queries(const Sources& from, const Sizes& sizes, const Unit& unit, u32 shared) const {
 #pragma unroll
-    for (int i = 0; i < TIMES; ++i) {
+    for (int i = 0; i < Config::TILE_ROWS / STEP; ++i) {
       const Row at(sizes, unit, row + i * STEP);
       const int offset = at.used ? at.slot * from.q_row + at.head * Config::D + chunk * 8 : 0;
       copy_async(shared + to + i * STEP * Config::ROW_BYTES, from.q + offset, at.used);
@@ -128,10 +131,9 @@ struct Copier {
   }
 
   // Rows past the last key come as zeros, so that what stands there (NaN) meets no weight of 0.
-  DEVICE void tile(const Sources& from, const Share& share, int tile, const Stage& stage) const {
+  DEVICE void keys_from(const Sources& from, const Share& share, int first, const Stage& stage) const {
     const u32 keys = shared_address(stage.keys) + to, values = shared_address(stage.values) + to;
-    const int first = share.first + tile * Config::TILE_KEYS;
-    if (first + Config::TILE_KEYS <= share.start) {
+    if (first + Config::GROUP_KEYS <= share.start) {
       const int offset = (first + row) * from.width + chunk * 8;
 #pragma unroll
       for (int i = 0; i < TIMES; ++i) {
@@ -152,7 +154,7 @@ struct Copier {
   }
 };
 
-// ---- one warp: 16 rows, 32 keys of each tile ---------------------------------------------------------------------
+// ---- one warp: 16 rows, the keys of its group ---------------------------------------------------------------------
 
 // What weights are relative to; of a row that has seen no key, anything finite.
 DEVICE float finite(float best) { return best == -INFINITY_F32 ? 0.0f : best; }
@@ -184,11 +186,11 @@ DEVICE void load_queries(State& state, u32 queries, int row_warp) {
     load_matrices(state.q[step], queries + place(row_warp * 16 + lane_id() % 16, 2 * step + lane_id() / 16));
 }
 
-// Scores of this warp's keys in log2, -inf where a row does not see a key. `key` is the first of the warp's keys.
-DEVICE void score(const State& state, u32 keys, int first_row, int key, float scale_log2,
-                  float (&scores)[Config::WARP_KEYS / 8][4]) {
-  constexpr int LOADS = Config::WARP_KEYS / 16;
-  const int row = first_row + lane_id() % 8 + lane_id() / 16 * 8, half = lane_id() / 8 % 2;
+// Scores of the group's keys from number `key` on in log2, -inf where a row does not see a key.
+DEVICE void score(const State& state, u32 keys, int key, float scale_log2,
+                  float (&scores)[Config::GROUP_KEYS / 8][4]) {
+  constexpr int LOADS = Config::GROUP_KEYS / 16;
+  const int row = lane_id() % 8 + lane_id() / 16 * 8, half = lane_id() / 8 % 2;
   u32 b[2][LOADS][4];  // of this step and the next: a multiplication that waits for its own load waits long
 #pragma unroll
   for (int step = -1; step < Config::KEY_STEPS; ++step) {
@@ -207,10 +209,10 @@ DEVICE void score(const State& state, u32 keys, int first_row, int key, float sc
   }
   // The rows of one tile see different keys only at the window's edge and among the block's slots.
   const bool all = key >= max(state.low[0], state.low[1]) &&
-                   key + Config::WARP_KEYS - 1 <= min(state.high[0], state.high[1]);
+                   key + Config::GROUP_KEYS - 1 <= min(state.high[0], state.high[1]);
   if (!__all_sync(FULL_MASK, all)) {
 #pragma unroll
-    for (int n = 0; n < Config::WARP_KEYS / 8; ++n)
+    for (int n = 0; n < Config::GROUP_KEYS / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key + n * 8 + lane_id() % 4 * 2 + i % 2;
@@ -218,26 +220,26 @@ DEVICE void score(const State& state, u32 keys, int first_row, int key, float sc
       }
   }
 #pragma unroll
-  for (int n = 0; n < Config::WARP_KEYS / 8; ++n)
+  for (int n = 0; n < Config::GROUP_KEYS / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) scores[n][i] *= scale_log2;
 }
 
 // Turns scores into weights, relative to the best score so far, and scales what was summed before.
-DEVICE void weigh(State& state, float (&scores)[Config::WARP_KEYS / 8][4]) {
+DEVICE void weigh(State& state, float (&scores)[Config::GROUP_KEYS / 8][4]) {
   float shrink[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float best = state.best[h];
 #pragma unroll
-    for (int n = 0; n < Config::WARP_KEYS / 8; ++n) best = max(best, max(scores[n][2 * h], scores[n][2 * h + 1]));
+    for (int n = 0; n < Config::GROUP_KEYS / 8; ++n) best = max(best, max(scores[n][2 * h], scores[n][2 * h + 1]));
     best = warp_max<4>(best);
     const float reference = finite(best);
     shrink[h] = exp2_fast(state.best[h] - reference);
     state.best[h] = best;
     float sum = 0.0f;
 #pragma unroll
-    for (int n = 0; n < Config::WARP_KEYS / 8; ++n)
+    for (int n = 0; n < Config::GROUP_KEYS / 8; ++n)
 #pragma unroll
       for (int i = 2 * h; i < 2 * h + 2; ++i) {
         scores[n][i] = exp2_fast(scores[n][i] - reference);
@@ -252,8 +254,8 @@ DEVICE void weigh(State& state, float (&scores)[Config::WARP_KEYS / 8][4]) {
     for (int i = 0; i < 4; ++i) state.o[n][i] *= shrink[i / 2];
 }
 
-DEVICE void add_values(State& state, u32 values, int first_row, const float (&weights)[Config::WARP_KEYS / 8][4]) {
-  constexpr int LOADS = 2, GROUPS = Config::VALUE_TILES / (2 * LOADS), ALL = Config::WARP_KEYS / 16 * GROUPS;
+DEVICE void add_values(State& state, u32 values, const float (&weights)[Config::GROUP_KEYS / 8][4]) {
+  constexpr int LOADS = 2, GROUPS = Config::VALUE_TILES / (2 * LOADS), ALL = Config::GROUP_KEYS / 16 * GROUPS;
   u32 a[4], b[2][LOADS][4];  // as in `score`
 #pragma unroll
   for (int i = -1; i < ALL; ++i) {
@@ -261,7 +263,7 @@ DEVICE void add_values(State& state, u32 values, int first_row, const float (&we
 #pragma unroll
       for (int n = 0; n < LOADS; ++n)
         load_matrices_transposed(b[(i + 1) % 2][n],
-                                 values + place(first_row + (i + 1) / GROUPS * 16 + lane_id() % 16,
+                                 values + place((i + 1) / GROUPS * 16 + lane_id() % 16,
                                                 ((i + 1) % GROUPS * LOADS + n) * 2 + lane_id() / 16));
     }
     if (i < 0) continue;
@@ -360,45 +362,47 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS)
   const Share share(sizes, starts[unit.stream]);
   const int first = blockIdx.x * share.tiles_each, count = min(share.num_tiles - first, share.tiles_each);
   if (count <= 0) return;
-  Stage& last = plan.stages[Config::STAGES - 1];
+  const int group_of_warps = warp_id() / Config::ROW_WARPS, row_warp = warp_id() % Config::ROW_WARPS;
+  Stage* stages = plan.stages[group_of_warps];
+  const u32 queries = shared_address(&stages[Config::STAGES - 1]);
   const Sources from{q + unit.stream * q_stream + unit.kv_head * group * Config::D,
                      keys + unit.stream * context_stream + unit.kv_head * Config::D,
                      values + unit.stream * context_stream + unit.kv_head * Config::D,
                      block_k + unit.stream * k_stream + unit.kv_head * Config::D,
                      block_v + unit.stream * v_stream + unit.kv_head * Config::D,
                      num_kv_heads * Config::D, q_row, k_row, v_row};
-  copier.queries(from, sizes, unit, shared_address(last.keys));
-  const int row_warp = warp_id() % Config::ROW_WARPS, key_warp = warp_id() / Config::ROW_WARPS;
+  copier.queries(from, sizes, unit, queries);
   const bool has_rows = Row(sizes, unit, row_warp * 16).used;
   State state;
   begin(state, sizes, unit, share, row_warp);
+  const int first_key = share.first + first * Config::TILE_KEYS + group_of_warps * Config::GROUP_KEYS;
   // Rounds below 0 only start copies: one piece of code for them, as a cold start reads it from far away.
 #pragma unroll 1
   for (int i = 1 - Config::STAGES; i < count; ++i) {
     if (i >= 0) {
       copy_async_wait<Config::STAGES - 2>();
-      __syncthreads();
+      named_barrier(1 + group_of_warps, Config::GROUP_THREADS);
     }
     if (i == 0) {
-      load_queries(state, shared_address(last.keys), row_warp);
-      __syncthreads();
+      load_queries(state, queries, row_warp);
+      named_barrier(1 + group_of_warps, Config::GROUP_THREADS);
     }
     const int ahead = i + Config::STAGES - 1;
-    if (ahead < count) copier.tile(from, share, first + ahead, plan.stages[ahead % Config::STAGES]);
+    if (ahead < count)
+      copier.keys_from(from, share, first_key + ahead * Config::TILE_KEYS, stages[ahead % Config::STAGES]);
     copy_async_commit();
     if (i < 0 || !has_rows) continue;
-    const Stage& stage = plan.stages[i % Config::STAGES];
-    float scores[Config::WARP_KEYS / 8][4] = {};
-    const int row = key_warp * Config::WARP_KEYS, key = share.first + (first + i) * Config::TILE_KEYS + row;
-    score(state, shared_address(stage.keys), row, key, scale_log2, scores);
+    const Stage& stage = stages[i % Config::STAGES];
+    float scores[Config::GROUP_KEYS / 8][4] = {};
+    score(state, shared_address(stage.keys), first_key + i * Config::TILE_KEYS, scale_log2, scores);
     weigh(state, scores);
-    add_values(state, shared_address(stage.values), row, scores);
+    add_values(state, shared_address(stage.values), scores);
   }
   __syncthreads();
   Exchange& exchange = *reinterpret_cast<Exchange*>(plan.stages);
-  if (key_warp == 1) hand_over(state, exchange, row_warp);
+  if (group_of_warps == 1) hand_over(state, exchange, row_warp);
   __syncthreads();
-  if (key_warp == 1) return;
+  if (group_of_warps == 1) return;
   take_over(state, exchange, row_warp);
   store(state, sizes, unit, share.is_whole(), row_warp, o, o_partial, stats_partial);
 }

@@ -196,8 +196,7 @@ def _draft_attention(
         overlap=True,
     )
     if splits > 1:
-        # Many parts of few rows: the more warps share a row, the sooner it is done.
-        row_warps = min(_MERGE_WARPS, 1 << (splits - 1).bit_length())
+        row_warps = _merge_warps(units * _TILE_ROWS, splits, num_sms(q.device))
         grid = (_TILE_ROWS * row_warps // _MERGE_WARPS, kv_heads * tiles, num_streams)
         merge = kernel(program, "draft_merge", q.device)
         parts = (o_partial, stats, start, o)
@@ -208,6 +207,12 @@ def _draft_attention(
 def _num_splits(units: int, num_keys: int, multiprocessors: int) -> int:
     """Return how many parts the keys of a unit are cut into: enough for all multiprocessors, a tile a part at least."""
     return max(1, min(multiprocessors // units, -(-num_keys // (_MIN_TILES * _TILE_KEYS))))
+
+
+def _merge_warps(num_rows: int, splits: int, multiprocessors: int) -> int:
+    """Return how many warps add up a row, a power of two: a part each at most, and no more than run at once."""
+    most = min(_MERGE_WARPS, splits, max(1, _MERGE_WARPS * multiprocessors // num_rows))
+    return 1 << (most.bit_length() - 1)
 
 
 @_draft_attention.register_fake
