@@ -1,9 +1,15 @@
 """The round's benchmark on a small pair: its arms, its table and what it says of them."""
 
+import json
+
 import pytest
 
+import kdlab
+from kdlab.bench import mini_rounds
 from kdlab.bench.mini_rounds import bench_mini_rounds, k26_round_us, mini_arms, mini_prompts, mini_table, verdict_lines
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, write_rows
+from kdlab.cli import main
+from kdlab.model.prompts import as_prompt_set
 from tests.pairs import golden_prompts, tiny_pair
 
 
@@ -51,3 +57,19 @@ def test_the_verdict_compares_like_with_like(speed, word):
 
 def test_a_k26_round_takes_milliseconds_and_grows_with_rows_and_streams():
     assert 1_000 < k26_round_us(1, 1) < k26_round_us(32, 1) < k26_round_us(32, 8) < 100_000
+
+
+def test_the_command_prints_a_line_an_arm_and_saves_the_rows(monkeypatch, tmp_path, capsys):
+    texts = [text[:20] for text in golden_prompts()] + [text[3:30] for text in golden_prompts()]
+    monkeypatch.setattr(kdlab, "load_pair", lambda *args, **options: tiny_pair())
+    monkeypatch.setattr(mini_rounds, "mini_prompts", lambda each: as_prompt_set(texts))
+    short = ["bench", "rounds", "--max-new-tokens", "3"]
+    assert main([*short, "--out", str(tmp_path / "rounds.parquet")]) == 0
+    printed = capsys.readouterr().out
+    rows = read_rows(tmp_path / "rounds.parquet")
+    assert set(rows["metric"]) == {"round_ms", "tokens_per_s", "tokens_per_round"}
+    assert len([line for line in printed.splitlines() if "ddtree" in line]) == 2 * 5
+    assert "8 streams, budget 31, eager:" in printed
+    assert main([*short, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [len(document["rows"]), len(document["verdicts"])] == [14, 2]
