@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-from kdlab.bench.kernels import attention_cases, cache_cases, logits_cases, moe_cases, tree_cases
+from kdlab.bench.kernels import attention_cases, cache_cases, layer_cases, logits_cases, moe_cases, tree_cases
 from kdlab.bench.kernels.case import EXPERT_WIDTH, Case
 
 HEADS = (64, 8)
 """All heads of Kimi K2.6, and those of one rank of 8."""
 
-_PER_HEADS = ("verify_attention", "moe_int4", "norm_rope")
+_PER_HEADS = ("verify_attention", "moe_int4", "norm_rope", "skinny_linear")
 """What depends on how many ranks share a layer; the others are the same on every rank and are timed once."""
 
 _CASES: dict[str, Callable[[int], Iterator[Case]]] = {
@@ -21,6 +21,9 @@ _CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "kv_commit": lambda heads: cache_cases.commit_cases(),
     "moe_int4": lambda heads: moe_cases.moe_cases(EXPERT_WIDTH * heads // max(HEADS)),
     "norm_rope": cache_cases.norm_rope_cases,
+    "skinny_linear": layer_cases.linear_cases,
+    "add_norm": lambda heads: layer_cases.norm_cases(),
+    "router": lambda heads: layer_cases.router_cases(),
 }
 OPS = tuple(_CASES)
 
@@ -58,6 +61,15 @@ def _checks(op: str, heads: int) -> Iterator[Case]:
         yield cache_cases.commit_case(2, 5, layers=3, tap_width=64)
     elif op == "norm_rope":
         yield cache_cases.norm_rope_case(2, 9, heads)
+    elif op == "skinny_linear":
+        yield layer_cases.linear_case("o_proj", 9, 512, 256)
+        yield layer_cases.matmul_case("W_UK", 9, 512, 128, heads)
+        yield layer_cases.matmul_case("W_UV", 9, 128, 512, heads)
+    elif op == "add_norm":
+        for update in (True, False):
+            yield layer_cases.norm_case(9, 1536, update=update)
+    elif op == "router":
+        yield layer_cases.router_case(9)
     elif op == "moe_int4":
         weights = moe_cases.Weights(EXPERT_WIDTH * heads // max(HEADS), 16)
         for rows, shared in ((5, False), (33, False), (5, True)):
