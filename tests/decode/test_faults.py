@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import kdlab
-from kdlab.errors import ArgumentError, KdlabError, NotSupported, UnsupportedDevice
+from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
 from kdlab.paths import DATA
 from tests.pairs import golden_prompts, tiny_pair
 
