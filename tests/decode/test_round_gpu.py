@@ -174,3 +174,13 @@ def test_the_draft_field_needs_the_tail_that_the_device_counts():
     for ours, theirs in zip(on_gpu.prompts, on_cpu.prompts, strict=True):
         assert ours.all_ids.tolist() == theirs.all_ids.tolist()
         assert ours.num_starts == theirs.num_starts
+
+
+def test_a_prompt_of_several_chunks_is_prefilled_by_the_same_ops():
+    text = ("the cat sees the hill. " * 30)[:600]
+    options = dict(budget=12, max_new_tokens=12, stop_token_ids=[])
+    run = kdlab.generate(gpu_pair(), [text, "5+40"], **options)
+    on_cpu = kdlab.generate(kdlab.load_pair("tiny"), [text, "5+40"], **options)
+    assert run.output_ids == on_cpu.output_ids
+    assert run.round_lengths == on_cpu.round_lengths
+    assert run.provenance["impl"] == "verify_attention=reference"  # of float32; plain torch alone would be "reference"
