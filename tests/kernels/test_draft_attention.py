@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels.draft_attention import draft_attention, draft_attention_cost
+from kdlab.kernels.draft_attention import _merge_warps, _num_splits, draft_attention, draft_attention_cost
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget, guarded_allocations
 
 gpu = pytest.mark.gpu
@@ -161,6 +162,33 @@ def test_fake_tensors():
             case.map(Tensor.float).run("cuda")
         with pytest.raises(NotSupported, match="heads of 32, 64, 128"):
             Case(*map(fake, narrow.tensors())).run("cuda")
+
+
+def quotient(x, n):
+    """What the source computes in place of x / n."""
+    return ((x.astype(np.float32) + np.float32(0.5)) * np.float32(1 / n)).astype(np.int32)
+
+
+@pytest.mark.parametrize("n", [*range(1, 133), 1000, 4097, 65_537, 2**20 - 1])
+def test_floats_divide_exactly_below_2_to_the_21(n):
+    multiples = np.arange(0, 2**21, n, dtype=np.int64)
+    for x in (multiples, multiples[1:] - 1, multiples[:-1] + 1):
+        assert np.array_equal(quotient(x, n), x // n)
+    beyond = np.arange(2**24, 2**24 + 1000)
+    assert not np.array_equal(quotient(beyond, 3), beyond // 3)
+
+
+@pytest.mark.parametrize("multiprocessors", [8, 132])
+@pytest.mark.parametrize("num_keys", [9, 64, 65, 8200, 262_152])
+@pytest.mark.parametrize("units", [1, 3, 8, 64, 1000])
+def test_parts_fill_the_card_once_and_their_warps_run_at_once(units, num_keys, multiprocessors):
+    splits = _num_splits(units, num_keys, multiprocessors)
+    assert 1 <= splits <= -(-num_keys // 64)
+    assert splits == 1 or units * splits <= multiprocessors
+    warps = _merge_warps(64 * units, splits, multiprocessors)
+    assert warps in (1, 2, 4, 8, 16, 32)
+    assert warps <= splits
+    assert warps == 1 or 64 * units * warps <= 32 * multiprocessors
 
 
 def test_cost():
