@@ -71,8 +71,8 @@ def time_rounds(
 
     The arms take turns group by group, and the arm that begins changes with every group, so that a drift of the machine
     meets all of them. A round lasts from where the host holds the records of the one before (the first: from an idle
-    device) to where it holds its own; a GPU runs the next one meanwhile. Prefill, capture and each arm's warm-up rounds
-    are outside. With fewer than 5 prompts every row carries a note.
+    device) to where it holds its own; the next captured one runs meanwhile. Prefill, capture and each arm's warm-up
+    rounds are outside. With fewer than 5 prompts every row carries a note.
 
     Args:
         pair, prompts, max_new_tokens, seed, temperature: as in `kdlab.generate`.
@@ -185,7 +185,7 @@ def _time_group(engine: Engine | HostRounds, first: int, device: torch.device, s
     begin = time.perf_counter()
     while engine.num_running:
         read = engine.step(admit=False)
-        if read:  # a GPU's first step reads nothing
+        if read:  # the first step of captured rounds reads nothing
             end = time.perf_counter()
             times_s.append(end - begin)
             begin = end

@@ -1,7 +1,7 @@
 """The engine: the host's loop over rounds that a device runs by itself, for every method and any number of streams.
 
 Streams of different lengths share a batch; a stream that ends hands its slot to the next prompt, or stays in the batch
-as inert rows until the others are done. On a GPU the host reads a round's records while the next round runs: it learns
+as inert rows until the others are done. Of captured rounds the host reads one's records while the next runs: it learns
 one round late that a stream has ended, and the device does not wait for it.
 """
 
@@ -23,8 +23,8 @@ from kdlab.model.target import TargetOutput
 from kdlab.model.visible_rows import VisibleRows
 
 PREFILL_CHUNK = 512
-ROUNDS_AHEAD = {"cuda": 1, "cpu": 0}
-"""Rounds that run while the host reads the one before; on the CPU nothing runs meanwhile."""
+ROUNDS_AHEAD = {"graph": 1, "eager": 0}
+"""Rounds that are launched before the host reads one. To launch an eager one takes the host longer than to read."""
 
 
 class Engine:
@@ -57,7 +57,7 @@ class Engine:
         self.round = Round(pair, settings, cache, context)
         if settings.graph:
             self.round.capture()
-        self._ahead = ROUNDS_AHEAD[pair.device.type]
+        self._ahead = ROUNDS_AHEAD["graph" if settings.graph else "eager"]
         self._mailbox = Mailbox(self.round.record.tensors, self._ahead + 1)
         self._slots: list[int | None] = [None] * settings.streams  # the prompt in each
         self.admit()
@@ -104,8 +104,8 @@ class Engine:
             admit: let waiting prompts take over the slots of streams that ended.
 
         Returns:
-            A RoundRecord of each stream that ran in the round that was read: on the CPU the one launched, on a GPU the
-            one before, so that the first step returns nothing.
+            A RoundRecord of each stream that ran in the round that was read: the one launched, or of captured rounds
+            the one before, so that the first step returns nothing.
 
         Raises:
             KdlabError: the target's logits of a round were not finite, or its tree was malformed.

@@ -92,17 +92,17 @@ def test_a_stream_that_failed_rests_as_it_was_and_the_others_go_on():
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_records_read_late_are_the_same_records(options, monkeypatch):
-    """What a GPU does: rounds that were launched before the host knew of an end find the stream at rest."""
+    """What captured rounds do: rounds that were launched before the host knew of an end find the stream at rest."""
     options = {"max_new_tokens": 24} | options
     at_once = kdlab.generate(tiny_pair(), PROMPTS, **options)
-    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": 2 if options["streams"] == 3 else 1})
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"eager": 2 if options["streams"] == 3 else 1})
     assert_same_rounds(kdlab.generate(tiny_pair(), PROMPTS, **options), at_once, atol=1e-4)
 
 
 def test_a_field_recorded_late_is_the_same_field(monkeypatch):
     options = dict(max_new_tokens=20, streams=2, stop_token_ids=[ord(".")])
     at_once = kdlab.record(tiny_pair(), PROMPTS, **options)
-    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": 1})
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"eager": 1})
     late = kdlab.record(tiny_pair(), PROMPTS, **options)
     for ours, theirs in zip(late.prompts, at_once.prompts, strict=True):
         assert ours.all_ids.tolist() == theirs.all_ids.tolist()
@@ -123,7 +123,7 @@ def test_rounds_after_the_end_change_nothing():
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_stream_at_rest_that_should_run_is_an_error_and_no_endless_loop(ahead, monkeypatch):
-    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": ahead})
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"eager": ahead})
     running = decoding.start(tiny_pair(), PROMPTS[:2], budget=8, max_new_tokens=40)
     running.step()
     running.round.streams.running[1] = False
@@ -133,7 +133,7 @@ def test_a_stream_at_rest_that_should_run_is_an_error_and_no_endless_loop(ahead,
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_malformed_tree_ends_the_decode_with_the_place(ahead, monkeypatch):
-    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": ahead})
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"eager": ahead})
     build = methods.build_best_first
 
     def malformed(*args, **options):
@@ -200,7 +200,7 @@ def test_posts_come_back_in_order_and_untouched_by_what_the_device_writes_next()
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_engine_that_begins_again_decodes_the_same(ahead, monkeypatch):
-    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"cpu": ahead})
+    monkeypatch.setattr(engine, "ROUNDS_AHEAD", {"eager": ahead})
     running = decoding.start(tiny_pair(), PROMPTS, budget=8, max_new_tokens=16, streams=2)
     for _ in range(3):
         running.step()
