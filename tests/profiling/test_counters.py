@@ -90,11 +90,15 @@ def test_without_ncu_it_says_so(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UnsupportedDevice, match="not on the PATH"):
         collect_counters(["program"])
+    monkeypatch.setattr("kdlab.bench.timing.require_gpu", lambda what: None)
     assert main(["bench", "counters"]) == 2
     assert "not on the PATH" in capsys.readouterr().err
 
 
-def test_the_command_prints_a_line_an_implementation_and_names_one_that_cannot_run(ncu, capsys, tmp_path):
+def test_the_command_prints_a_line_an_implementation_and_names_one_that_cannot_run(
+    ncu, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr("kdlab.bench.timing.require_gpu", lambda what: None)
     refuse = 'case "$*" in *wgmma*) echo "for sm_90a alone"; exit 1;; esac'
     ncu(CSV, extra=refuse)
     assert main(["bench", "counters", "--out", f"{tmp_path}/rows.parquet"]) == 0
