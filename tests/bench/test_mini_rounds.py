@@ -10,7 +10,10 @@ from kdlab.bench.mini_rounds import bench_mini_rounds, k26_round_us, mini_arms, 
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, write_rows
 from kdlab.cli import main
 from kdlab.model.prompts import as_prompt_set
+from kdlab.paths import DATA
 from tests.pairs import golden_prompts, tiny_pair
+
+RECORDED = DATA / "recorded" / "rounds-mini-h200.parquet"
 
 
 def test_prompts_of_all_kinds_take_turns():
@@ -73,3 +76,17 @@ def test_the_command_prints_a_line_an_arm_and_saves_the_rows(monkeypatch, tmp_pa
     assert main([*short, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [len(document["rows"]), len(document["verdicts"])] == [14, 2]
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no rounds of the mini are recorded yet")
+def test_recorded_rounds_hold_every_arm_and_the_goal():
+    rows = read_rows(RECORDED)
+    assert "H200" in rows["gpu"].iloc[0]
+    assert rows["dtype"].unique().tolist() == ["bfloat16"]
+    table = mini_table(rows)
+    assert len(table) == 2 * len(mini_arms(7))
+    assert set(table["graph"]) == {"graph", "eager"}
+    assert (table.loc[table["method"] == "ar", "tokens_per_round"] == 1.0).all()
+    verdicts = verdict_lines(table)
+    assert len(verdicts) == 4
+    assert sum("goal 1.5: met" in line for line in verdicts) == 2
