@@ -1,4 +1,4 @@
-// csrc/stream_advance.cu: after a round, take over what each stream accepted, and let it rest where its tokens are there.
+// csrc/stream_advance.cu: after a round, take over what each stream accepted; it rests where all its tokens are there.
 //   in   token [S,N] i32, of the trees | path [S,L+1] i32, rows, root first, -1 padded | length, bonus, status [S] i32
 //        is_stop [V] u8, tokens that end an output | cap [S] i32
 //   i/o  start, anchor, running, num_tokens, stop [S] i32, as kdlab.decode.streams explains them
