@@ -9,10 +9,12 @@ import torch
 
 import kdlab
 from kdlab.decode import decoding, engine, methods
+from kdlab.decode.methods import make_method
 from kdlab.decode.round_buffer import Mailbox, RoundBuffer
+from kdlab.decode.settings import _check_graph
 from kdlab.decode.streams import Streams
 from kdlab.decode.transcript import Transcript
-from kdlab.errors import KdlabError
+from kdlab.errors import KdlabError, NotSupported
 from kdlab.tree import Acceptance, DraftTree, accept
 from tests.decode.rounds import assert_same_record, assert_same_rounds, assert_same_tree
 from tests.pairs import golden_prompts, tiny_pair
@@ -221,3 +223,34 @@ def test_prompts_wait_until_they_are_admitted():
     assert running.num_running == 1
     decoding.run_all(running)
     assert running.num_done == 3
+
+
+GPU_PAIR = SimpleNamespace(device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "op_impl", "captured"),
+    [
+        ("ar", {}, "auto", True),
+        ("ar", {}, "reference", False),  # plain torch's experts wait for the host
+        ("chain", {}, "auto", True),
+        ("chain", {"top_k": 256}, "auto", True),
+        ("chain", {"budget": 5000}, "auto", True),  # no longer than the drafter's slots
+        ("ddtree", {}, "auto", True),
+        ("ddtree", {"budget": 1024, "top_k": 256}, "auto", True),
+        ("ddtree", {"budget": 1025, "top_k": 256}, "auto", False),
+        ("ddtree", {"budget": 257}, "auto", False),
+        ("beam", {"width": 2}, "auto", False),
+    ],
+    ids=str,
+)
+def test_which_rounds_a_gpu_captures(method, options, op_impl, captured):
+    sizes = {"budget": 31, "width": None, "top_k": None, "depth_limit": 7, "vocab_size": 3072}
+    made = make_method(method, impl=op_impl, **sizes | options)
+    assert _check_graph(GPU_PAIR, "auto", made, op_impl) is captured
+    assert _check_graph(GPU_PAIR, "off", made, op_impl) is False
+    if captured:
+        assert _check_graph(GPU_PAIR, "on", made, op_impl) is True
+    else:
+        with pytest.raises(NotSupported, match="graph"):
+            _check_graph(GPU_PAIR, "on", made, op_impl)
