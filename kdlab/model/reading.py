@@ -169,7 +169,7 @@ def read_parts(
 def _one_thread() -> Iterator[None]:
     """Let torch use one thread: gathering a slice takes microseconds, and ranks share the host's cores.
 
-    Measured on an H200's host, 0.41 GiB of a rank's slices of K2.6: 0.15 s with one thread, 0.47 s with 4, 2.1 s with 16.
+    Measured on an H200's host, 0.41 GiB of a rank's slices of K2.6: 0.15 s with one thread, 0.47 with 4, 2.1 with 16.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

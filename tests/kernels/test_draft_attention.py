@@ -51,13 +51,12 @@ def new_case(
     dtype=torch.float32,
     shared=False,
     capacity=None,
-    seed=0,
     device="cpu",
     window=None,
     causal=False,
 ):
     """Rows from each start on hold NaN, with a spare row at the end; q, k and v are parts of one product."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
 
     def randn(*shape):
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
@@ -83,8 +82,7 @@ def row_by_row(case):
             keys = torch.cat([case.keys[context, :start, at], case.k[stream, :, at]])
             values = torch.cat([case.values[context, :start, at], case.v[stream, :, at]])
             for slot in range(case.q.shape[1]):
-                here = start + slot
-                near = case.window or len(keys)
+                here, near = start + slot, case.window or len(keys)
                 seen = [j for j in range(len(keys)) if abs(j - here) < near and not (case.causal and j > here)]
                 weights = (keys[seen] @ case.q[stream, slot, head] * case.q.shape[-1] ** -0.5).softmax(0)
                 out[stream, slot, head] = weights @ values[seen]
