@@ -157,7 +157,9 @@ class Target(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns."""
-        return F.linear(hidden, self.embedding if self.lm_head is None else self.lm_head)
+        weight = self.embedding if self.lm_head is None else self.lm_head
+        # One matrix: of blocks without their anchor slot torch would make a product a stream, each reading the weight.
+        return F.linear(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])
 
     def forward(
         self,
