@@ -155,15 +155,6 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, u32 barrier
       : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The same into the same place of all blocks of the cluster whose bits are set, and their own barriers.
-DEVICE void copy_box_to_all(u32 shared, const TensorMap& map, int x, int y, u32 barrier, u16 blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%2, %3}], [%4], %5;"
-      :
-      : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
-      : "memory");
-}
 DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
@@ -172,33 +163,21 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 
       : "memory");
 }
 
-// `bytes` (a multiple of 16) from global to shared memory as they stand; they arrive at `barrier`.
-DEVICE void copy_bytes(u32 shared, const void* global, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :
-               : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
+// The same into the same place of all blocks of the cluster whose bits are set, and their own barriers.
+DEVICE void copy_box_to_all(u32 shared, const TensorMap& map, int x, int y, int z, u32 barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;"
+      :
+      : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
+      : "memory");
 }
-
-// One box from shared to global memory, as a group of its own; what lies outside the map is left out. The wait is for
-// all of this thread's groups to have read shared memory.
-DEVICE void copy_box_out(const TensorMap& map, int x, int y, int z, u32 shared) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
-               :
-               : "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-DEVICE void copy_out_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // Waits for all that this thread asked for with copy_async of any size (mma.cuh).
 DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Between this thread's ordinary writes to shared memory and a barrier after which wgmma or TMA meets them.
 DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// The same for shared and global memory.
-DEVICE void async_proxy_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Four 8 x 8 matrices of 16-bit values to shared memory: the reverse of load_matrices (mma.cuh).
 DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
@@ -219,40 +198,28 @@ DEVICE void barrier_arrive(int number, int threads) {
 
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
-// All threads of all blocks of the cluster; writes before it are seen after it.
-DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+// All threads of all blocks of the cluster, in two halves. What was written before the first need not be seen after the
+// second (that costs a fence by every thread): what is sent says itself, at an mbarrier, that it has come.
+DEVICE void cluster_barrier_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_barrier_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// The same where there are no writes to see.
-DEVICE void cluster_barrier_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// The address, for load_remote, of what stands at `shared` in the block of this rank.
+// The address, for the instructions of a cluster, of what stands at `shared` in the block of this rank.
 DEVICE u32 remote_address(u32 shared, int rank) {
   u32 address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
-DEVICE float load_remote(u32 address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-DEVICE uint4 load_remote_vec(u32 address) {
-  uint4 v;
-  asm volatile("ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
+
+// `bytes` (a multiple of 16) to another block's shared memory; they arrive at a barrier there. Both addresses there are
+// remote ones.
+DEVICE void copy_to_block(u32 remote, u32 shared, u32 bytes, u32 remote_barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(remote), "r"(shared), "r"(bytes), "r"(remote_barrier)
                : "memory");
-  return v;
 }
 
-// An arrival at a barrier of another block, whose address remote_address gives; and the wait for one.
-DEVICE void mbarrier_arrive_remote(u32 address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
-}
+// Waits for what other blocks of the cluster send.
 DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   u32 done = 0;
   const HangWatch watch;

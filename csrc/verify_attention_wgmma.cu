@@ -1,16 +1,14 @@
 // csrc/verify_attention_wgmma.cu: tree attention over a paged MLA cache with Hopper's warpgroup products and TMA.
 //   in   q [S,N,H,576] | pages [P,64,576], 512 latent then 64 rope, both bf16 or half (-DDTYPE), as tensor maps |
 //        block_table [S,M] i32 | prefix_len [S] i32 | ancestors [S,N,W] u32 | num_nodes [S] i32
-//   out  o [S,N,H,512] in q's dtype, as a tensor map too | lse [S,N,H] f32, nats; 0 and -inf where a row is unused or
-//        sees no key
+//   out  o [S,N,H,512] in q's dtype | lse [S,N,H] f32, nats; 0 and -inf where a row is unused or sees no key
 //   math o[i] = sum_j softmax_j(scale q[i].kv[j]) kv[j,:512], j over the prefix and {j : bit j of ancestors[i]}
 //   cost 2 N H L (576 + 512) FLOP for L keys, 1152 L bytes; a tile is 64 consecutive (row, head) pairs
 //   how  One block of two warpgroups an SM; 64 keys are a block of keys, and those go by in pairs. Group 0 finds the
 //        scores of the first of a pair, group 1 those of the second, and each gives its probabilities P to the other
 //        through shared memory. Group 0 sums P V of columns 0..255, group 1 of columns 256..511, so that one group's
 //        products run under the other's softmax. A box of 64 columns is fetched again after its last reader.
-//        -DCLUSTER=n: n blocks split the keys of one tile and merge their sums (few tiles).
-//        -DPAIR=1: two blocks take two tiles of a stream and every key is fetched once for both (many tiles).
+//        -DCLUSTER=n: n blocks split the keys of one tile, fetch its queries together and merge their sums.
 //   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
 #include "mma.cuh"
 #include "verify_wgmma_merge.cuh"
@@ -38,6 +36,7 @@ enum Phases : u32 {
   TURN = 8,                                    // which of plan.segment is under way
   STARTED = 16,
   CHAINED = 32,                                // its queries and keys came ahead
+  R_PARITY = 64,                               // of the next use of plan.received
 };
 DEVICE u32 turn_of(u32 phases) { return phases / TURN & 1; }
 
@@ -45,8 +44,10 @@ DEVICE u32 turn_of(u32 phases) { return phases / TURN & 1; }
 struct Work {
   const Params& p;
   Plan& plan;
+  const TensorMap& query_map;
   const TensorMap& key_map;
   const Segment& seg;
+  const Segment& next;   // where plan.next_page says that its queries and keys come ahead
   const u32 (&q_rope)[16];
   int begin, end;        // key blocks
   int first_masked;      // key block from which on some rows do not see all
@@ -54,7 +55,7 @@ struct Work {
   u32& phases;
   u32 place;             // of plan, in units of 16 bytes: an argument, so in a uniform register, where wgmma wants it
   bool first;            // the group's first pair of the segment
-  bool leader;           // one thread of the group
+  bool leader;           // one thread of every warp: each fetches its part of the boxes
 };
 
 // A page that is none of the cache's becomes the one behind the last, which TMA reads as zeros.
@@ -64,7 +65,7 @@ DEVICE int legal_page(const Params& p, int page) { return int(min(u32(page), u32
 DEVICE void ask_page(const Work& w, int slot, int block) {
   if (!w.leader || block >= w.end) return;
   const i32* page = w.p.block_table + i64(w.seg.stream) * w.p.table_width + block;
-  copy_async4(shared_address(&w.plan.page[slot]), page);
+  copy_async4(shared_address(&w.plan.page[warp_id()][slot]), page);
 }
 
 // What was asked for; where the segment has no such block, the page of the next segment's first (0) or second (1)
@@ -72,49 +73,46 @@ DEVICE void ask_page(const Work& w, int slot, int block) {
 DEVICE int take_page(const Work& w, int slot, int block, int which) {
   if (block >= w.end) return w.plan.next_page[which];
   copy_async_wait_all();
-  return legal_page(w.p, w.plan.page[slot]);
+  return legal_page(w.p, w.plan.page[warp_id()][slot]);
 }
 
-// Whether a block that take_page gave the page of goes to both blocks of a pair.
-DEVICE bool together_at(const Work& w, int block) {
-  return block < w.end ? w.seg.together : w.plan.next_together;
-}
-
-// Which block of a pair sends a box: the rope box goes with the half that its group has done with first.
-DEVICE int sender(int buffer, int box) { return box == Config::ROPE_BOX ? buffer : box / 4; }
-
-DEVICE void fetch(Plan& plan, const TensorMap& map, int buffer, int page, int box, bool together) {
-  const u32 full = shared_address(&plan.k_full[buffer][box]), to = shared_address(plan.k[buffer][box]);
-  mbarrier_expect(full, BOX_BYTES);
-  if (!PAIR || !together) {
-    copy_box(to, map, box * 64, page * Config::PAGE, full);
-  } else if (sender(buffer, box) == block_index() % 2) {
-    copy_box_to_all(to, map, box * 64, page * Config::PAGE, full, 3);
+// One half of a block of keys, once its readers are through: a box a warp of the group. A wait at a barrier costs as
+// much as two boxes' products, so that a half has one; its bytes may come before they are expected.
+template <int BUFFER, int HALF>
+DEVICE void fetch_half(Plan& plan, const TensorMap& map, int page) {
+  const u32 full = shared_address(&plan.k_full[BUFFER][HALF]);
+  const int warp = warp_id() % 4, box = 4 * HALF + warp;
+  if (warp == 0) mbarrier_expect(full, (BUFFER == HALF ? 5 : 4) * BOX_BYTES);
+  copy_box(shared_address(plan.k[BUFFER][box]), map, box * 64, page * Config::PAGE, full);
+  if (BUFFER == HALF && warp == 3) {
+    const int rope = Config::ROPE_BOX;
+    copy_box(shared_address(plan.k[BUFFER][rope]), map, rope * 64, page * Config::PAGE, full);
   }
 }
 
-// One half of a block of keys, once this block's readers are through. In a pair, block 0 sends the left halves and
-// block 1 the right ones to both; the one that does not send says when it is ready.
-template <int BUFFER, int GROUP>
-DEVICE void fetch_half(Plan& plan, const TensorMap& map, int page, bool together) {
-  if (PAIR && together) {
-    const u32 free = shared_address(&plan.peer_free[BUFFER]);
-    if (block_index() % 2 == GROUP) {
-      mbarrier_wait_cluster(free, plan.peer_parity[BUFFER]);
-      plan.peer_parity[BUFFER] ^= 1;
-    }
+// In a cluster every block sends some boxes to all.
+DEVICE void fetch_query(Plan& plan, const TensorMap& map, const Segment& seg, int box) {
+  const u32 full = shared_address(&plan.q_full);
+  const u32 to = shared_address(box == Config::ROPE_BOX ? plan.p[0] : plan.q[box]);
+  if (CLUSTER == 1) {
+    copy_box(to, map, box * 64, seg.first_pair, seg.stream, full);
+  } else if (box % CLUSTER == block_index() % CLUSTER) {
+    copy_box_to_all(to, map, box * 64, seg.first_pair, seg.stream, full, (1 << CLUSTER) - 1);
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) fetch(plan, map, BUFFER, page, 4 * GROUP + i, together);
-  if (BUFFER == GROUP) fetch(plan, map, BUFFER, page, Config::ROPE_BOX, together);
-  if (PAIR && together && block_index() % 2 != GROUP) {
-    mbarrier_arrive_remote(remote_address(shared_address(&plan.peer_free[BUFFER]), GROUP));
-  }
+}
+
+// A warp's part of all but the rope box, whose bytes are expected too.
+DEVICE void fetch_queries(Plan& plan, const TensorMap& map, const Segment& seg) {
+  const int warp = warp_id() % 4;
+  if (warp == 0) mbarrier_expect(shared_address(&plan.q_full), Config::K_BOXES * BOX_BYTES);
+  for (int box = warp; box < Config::Q_BOXES; box += 4) fetch_query(plan, map, seg, box);
 }
 
 template <int BUFFER, int BOX>
 DEVICE void score_box(Work& w, float (&s)[32], int accumulate) {
-  mbarrier_wait(shared_address(&w.plan.k_full[BUFFER][BOX]), w.phases >> BUFFER & 1);
+  // The half with the rope box comes first.
+  if (BOX == 4 * BUFFER) mbarrier_wait(shared_address(&w.plan.k_full[BUFFER][BUFFER]), w.phases >> BUFFER & 1);
+  if (BOX == 4 - 4 * BUFFER) mbarrier_wait(shared_address(&w.plan.k_full[BUFFER][1 - BUFFER]), w.phases >> BUFFER & 1);
   wgmma_fence();
   constexpr u32 K = Config::K_OFFSET + (BUFFER * Config::K_BOXES + BOX) * BOX_BYTES;
   constexpr u32 Q = Config::Q_OFFSET + BOX * BOX_BYTES;
@@ -159,7 +157,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     const bool paired = block + 1 < w.end, masked = block >= w.first_masked;
     wgmma_wait<0>(o);  // the values of the pair before
     if (w.leader && paired && !w.first) {
-      fetch_half<1, 0>(plan, w.key_map, take_page(w, 1, block + 1, 0), w.seg.together);
+      fetch_half<1, 0>(plan, w.key_map, take_page(w, 1, block + 1, 0));
     }
     score_box<0, 0>(w, s, 0);
     score_box<0, 1>(w, s, 1);
@@ -192,12 +190,11 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     wgmma_wait<0>(o);
     if (w.leader) {
       const int page = take_page(w, 0, block + 2, 0);
-      if (page >= 0) fetch_half<0, 0>(plan, w.key_map, page, together_at(w, block + 2));
+      if (page >= 0) fetch_half<0, 0>(plan, w.key_map, page);
     }
     if (paired) {
       if (block + 1 >= w.first_masked) {
-#pragma unroll
-        for (int box = 0; box < 4; ++box) mbarrier_wait(shared_address(&plan.k_full[1][box]), w.phases / K1_PARITY & 1);
+        mbarrier_wait(shared_address(&plan.k_full[1][0]), w.phases / K1_PARITY & 1);
         clear_values(plan.k[1], w.seg, block + 1, 0);
       }
       barrier_wait(P1_READY, Config::THREADS);
@@ -209,7 +206,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     }
   }
   wgmma_wait<0>(o);
-  if (w.leader && plan.next_page[1] >= 0) fetch_half<1, 0>(plan, w.key_map, plan.next_page[1], plan.next_together);
+  if (w.leader && plan.next_page[1] >= 0) fetch_half<1, 0>(plan, w.key_map, plan.next_page[1]);
 }
 
 DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
@@ -232,8 +229,8 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       wgmma_commit();
       w.first = false;
       w.phases ^= K1_PARITY;
-      ask_page(w, 2, block + 2);
-      ask_page(w, 3, block + 3);
+      ask_page(w, 0, block + 2);
+      ask_page(w, 1, block + 3);
       if (block + 1 >= w.first_masked) {
         clear_values(plan.k[1], w.seg, block + 1, 1);
         mask = load_mask(w.p, w.seg, block + 1, w.row);
@@ -241,8 +238,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       wgmma_wait<0>(s);  // ptxas would put it before the first touch of o anyway
     }
     if (block >= w.first_masked) {
-#pragma unroll
-      for (int box = 4; box < 8; ++box) mbarrier_wait(shared_address(&plan.k_full[0][box]), w.phases & K0_PARITY);
+      mbarrier_wait(shared_address(&plan.k_full[0][1]), w.phases & K0_PARITY);
       clear_values(plan.k[0], w.seg, block, 1);
     }
     w.phases ^= K0_PARITY;
@@ -251,6 +247,8 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     rescale(o, rows, new_max);
     wgmma_fence();
     add_values<0, 1>(w, o);
+    const bool ahead = w.leader && block + 2 >= w.end && plan.next_page[0] >= 0;
+    if (ahead) fetch_queries(plan, w.query_map, w.next);  // the scores of both groups are there
     float sum[2] = {0.0f, 0.0f};
     if (paired) {
       if (block + 1 >= w.first_masked) mask_scores(mask, s);
@@ -260,9 +258,10 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       barrier_arrive(P1_READY, Config::THREADS);
     }
     wgmma_wait<0>(o);
+    if (ahead && warp_id() % 4 == 3) fetch_query(plan, w.query_map, w.next, Config::ROPE_BOX);
     if (w.leader) {
-      const int page = take_page(w, 2, block + 2, 0);
-      if (page >= 0) fetch_half<0, 1>(plan, w.key_map, page, together_at(w, block + 2));
+      const int page = take_page(w, 0, block + 2, 0);
+      if (page >= 0) fetch_half<0, 1>(plan, w.key_map, page);
     }
     if (paired) {
       rescale(o, rows, new_max);
@@ -273,42 +272,34 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     }
     // After a pair; a segment of one block never used k[1].
     if (w.leader && (paired || first)) {
-      const int page = take_page(w, 3, block + 3, 1);
-      if (page >= 0) fetch_half<1, 1>(plan, w.key_map, page, together_at(w, block + 3));
+      const int page = take_page(w, 1, block + 3, 1);
+      if (page >= 0) fetch_half<1, 1>(plan, w.key_map, page);
     }
   }
 }
 
-DEVICE void fetch_query(Plan& plan, const TensorMap& map, const Segment& seg, int box) {
-  const u32 full = shared_address(&plan.q_full[box]);
-  mbarrier_expect(full, BOX_BYTES);
-  u8* to = box == Config::ROPE_BOX ? plan.p[0] : plan.q[box];
-  copy_box(shared_address(to), map, box * 64, seg.first_pair, seg.stream, full);
-}
-
-// The queries of a tile and its first block of keys, in the order of their use; and its second block.
+// What a segment begins with: the leaders of group 0 ask for its first block of keys, those of group 1 for its queries
+// and its second block.
 DEVICE void fetch_first(const Params& p, Plan& plan, const TensorMap& query_map, const TensorMap& key_map,
-                        const Segment& seg) {
-  const i32* table = p.block_table + i64(seg.stream) * p.table_width;
-  const int page = legal_page(p, table[seg.begin]);
-  fetch_query(plan, query_map, seg, Config::ROPE_BOX);
-#pragma unroll 1
-  for (int i = 0; i < Config::K_BOXES; ++i) {
-    const int box = i < 4 ? i : i == 4 ? Config::ROPE_BOX : i - 1;
-    if (box != Config::ROPE_BOX) fetch_query(plan, query_map, seg, box);
-    fetch(plan, key_map, 0, page, box, seg.together);
+                        const Segment& seg, int group) {
+  if (group == 1) {
+    fetch_queries(plan, query_map, seg);
+    if (warp_id() % 4 == 3) fetch_query(plan, query_map, seg, Config::ROPE_BOX);
   }
-}
-
-DEVICE void fetch_second(const Params& p, Plan& plan, const TensorMap& key_map, const Segment& seg) {
-  const int page = legal_page(p, p.block_table[i64(seg.stream) * p.table_width + seg.begin + 1]);
-#pragma unroll 1
-  for (int box = 0; box < Config::K_BOXES; ++box) fetch(plan, key_map, 1, page, box, seg.together);
+  if (seg.begin + group >= seg.end) return;
+  const int page = legal_page(p, p.block_table[i64(seg.stream) * p.table_width + seg.begin + group]);
+  if (group == 0) {
+    fetch_half<0, 0>(plan, key_map, page);
+    fetch_half<0, 1>(plan, key_map, page);
+  } else {
+    fetch_half<1, 1>(plan, key_map, page);
+    fetch_half<1, 0>(plan, key_map, page);
+  }
 }
 
 // The rope box of the queries, as A fragments.
 DEVICE void load_rope(Plan& plan, u32 (&q_rope)[16], u32 parity) {
-  mbarrier_wait(shared_address(&plan.q_full[Config::ROPE_BOX]), parity);
+  mbarrier_wait(shared_address(&plan.q_full), parity);
   const int box_row = warp_id() % 4 * 16 + lane_id() % 16;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -322,28 +313,31 @@ DEVICE void load_rope(Plan& plan, u32 (&q_rope)[16], u32 parity) {
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     verify_attention_wgmma(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
-                           const __grid_constant__ TensorMap output_map, const i32* block_table, const i32* prefix_len,
-                           const u32* ancestors, const i32* num_nodes, Scalar* o_out, float* lse_out, float* partial,
-                           float* partial_lse, u32* counters, int num_streams, int num_rows, int num_heads,
-                           int num_words, int table_width, int num_pages, int fixed_split, int plan_place,
-                           float scale_log2) {
+                           const i32* block_table, const i32* prefix_len, const u32* ancestors, const i32* num_nodes,
+                           Scalar* o_out, float* lse_out, uint4* partial, float* partial_lse, u32* counters,
+                           int num_streams, int num_rows, int num_heads, int num_words, int table_width, int num_pages,
+                           int fixed_split, int plan_place, float scale_log2) {
   extern __shared__ __align__(1024) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
   const Params p = {block_table, prefix_len, ancestors,   num_nodes, o_out,     lse_out,
                     partial,     partial_lse, counters,   num_streams, num_rows, num_heads,
                     num_words,   table_width, num_pages,  fixed_split, scale_log2};
   const int group = __shfl_sync(FULL_MASK, threadIdx.x / 128, 0);
-  const bool leader = threadIdx.x % 128 == 0;
+  const bool leader = lane_id() == 0;
   const int row = warp_id() % 4 * 16 + lane_id() / 4;
   if ((shared_address(memory) & 0x3ffff) != 16 * plan_place) __trap();
   if (threadIdx.x == 0) {
     prefetch_map(query_map);
     prefetch_map(key_map);
-    prefetch_map(output_map);
   }
   if (threadIdx.x < Config::BARRIERS) {
-    mbarrier_init(shared_address(plan.q_full) + 8 * threadIdx.x, 1);
+    mbarrier_init(shared_address(&plan.q_full) + 8 * threadIdx.x, 1);
     mbarrier_init_fence();
+  }
+  prefetch_inputs(p);
+  if (CLUSTER > 1) {
+    __syncwarp();
+    cluster_barrier_arrive();
   }
   grid_dependency_wait();
   grid_dependency_launch();
@@ -351,8 +345,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     const List list = make_list(p);
     if (threadIdx.x == 0) {
       plan.list = list, plan.cursor = make_cursor(list);
-      plan.slot_parity = 0, plan.valid[0] = false;
-      plan.peer_parity[0] = plan.peer_parity[1] = 0;
+      plan.valid[0] = false;
     }
     __syncwarp();
   } else {
@@ -362,31 +355,23 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   for (u32 phases = CHAINED; !(phases & STARTED) || plan.valid[turn_of(phases)]; phases ^= TURN) {
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
-    if (leader && !(phases & CHAINED)) copy_out_wait();
-    if (leader && !(phases & CHAINED) && seg.begin < seg.end) {
-      if (group == 0) {
-        fetch_first(p, plan, query_map, key_map, seg);
-      } else if (seg.end - seg.begin > 1) {
-        fetch_second(p, plan, key_map, seg);
-      }
-    }
+    if (leader && !(phases & CHAINED)) fetch_first(p, plan, query_map, key_map, seg, group);
     if (threadIdx.x < WARP) {
       const bool valid = next_segment(p, plan.list, plan.cursor, next);
       __syncwarp();
       if (threadIdx.x == 0) {
-        // A merge needs the keys' memory: the next segment's keys come ahead only where there is none.
-        const bool ahead = CLUSTER == 1 && valid && phases & STARTED && seg.parts == 1;
+        // A cluster's merge needs the memory of queries and keys, so the next segment's cannot come ahead there.
+        const bool ahead = CLUSTER == 1 && valid && phases & STARTED;
         const i32* table = p.block_table + i64(next.stream) * p.table_width;
         plan.next_page[0] = ahead ? legal_page(p, table[next.begin]) : -1;
         plan.next_page[1] = ahead && next.end - next.begin > 1 ? legal_page(p, table[next.begin + 1]) : -1;
-        plan.next_together = next.together;
         plan.valid[turn_of(phases) ^ 1] = valid;
       }
     }
     if (!(phases & STARTED)) {
       phases = STARTED;
       __syncthreads();
-      if (PAIR) cluster_barrier();  // the other block's barriers stand
+      if (CLUSTER > 1) cluster_barrier_wait();  // the other blocks' barriers stand
       continue;
     }
     const int begin = seg.begin, end = seg.end;
@@ -398,19 +383,18 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
       u32 q_rope[16];
       load_rope(plan, q_rope, phases / Q_PARITY & 1);
       __syncthreads();  // p[0] is free, and plan.segment can be read
-#pragma unroll 1
-      for (int box = 0; box < Config::Q_BOXES; ++box) {
-        mbarrier_wait(shared_address(plan.q_full) + 8 * box, phases / Q_PARITY & 1);
-      }
-      Work work = {p,   plan,   key_map,         seg,  q_rope, begin, end, seg.prefix / Config::PAGE,
-                   row, phases, u32(plan_place), true, leader};
+      Work work = {p,   plan,   query_map,       key_map, seg, next, q_rope, begin, end, seg.prefix / Config::PAGE,
+                   row, phases, u32(plan_place), true,    leader};
       if (group == 0) {
         group_0(work, o, rows);
       } else {
         group_1(work, o, rows);
       }
-      phases ^= Q_PARITY;
+    } else {
+      mbarrier_wait(shared_address(&plan.q_full), phases / Q_PARITY & 1);
     }
+    phases ^= Q_PARITY;
+    open_merge(p, plan, seg);
     float sum[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -423,26 +407,19 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     const bool used = seg.first_pair + row - lane_id() / 4 < seg.nodes * p.num_heads;  // some row of the warp
     phases = plan.next_page[0] >= 0 ? phases | CHAINED : phases & ~CHAINED;
     if (CLUSTER == 1 && seg.parts == 1) {
-      write_tile(p, plan, output_map, seg, o, rows.max, sum, row);
-      if (leader && phases & CHAINED) {
-        copy_out_wait();
-        if (group == 0) fetch_query(plan, query_map, next, Config::ROPE_BOX);
-#pragma unroll 1
-        for (int box = 4 * group; box < 4 * group + 4; ++box) fetch_query(plan, query_map, next, box);
-      }
+      write_tile(p, seg, o, rows.max, sum, row);
     } else {
       Slice slice;
-      merge_cluster(plan, o, rows.max, sum, used, row, slice);
+      merge_cluster(p, plan, seg, o, rows.max, sum, phases / R_PARITY & 1, row, slice);
+      phases ^= R_PARITY;
       if (CLUSTER > 1 && seg.parts == 1) {
         write_slice(p, seg, slice, row);
       } else if (hand_in(p, plan, seg, slice, used, row)) {
-        merge_units(p, plan, seg, used, row);
+        merge_units(p, seg, used, row);
       }
+      if (CLUSTER > 1) cluster_barrier_wait();  // the others have what this block sent
     }
     __syncthreads();  // plan.segment was read
   }
-  if (leader) copy_out_wait();
-  __syncwarp();
-  if (PAIR) cluster_barrier_relaxed();  // no block ends while the other may still signal to it
   if (plan.list.unused) clear_unused(p);
 }

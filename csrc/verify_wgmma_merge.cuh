@@ -55,35 +55,21 @@ DEVICE void write_lse(const Params& p, const Segment& seg, const float (&lse)[2]
   }
 }
 
-// A whole tile that no other block has a part of: by way of plan.q, which both groups have done with.
-DEVICE void write_tile(const Params& p, Plan& plan, const TensorMap& map, const Segment& seg, const float (&o)[128],
-                       const float (&max)[2], const float (&sum)[2], int row) {
-  const int group = threadIdx.x / 128, lane = lane_id(), matrix = lane / 8;
+// A whole tile that no other block has a part of.
+DEVICE void write_tile(const Params& p, const Segment& seg, const float (&o)[128], const float (&max)[2],
+                       const float (&sum)[2], int row) {
   float inverse[2], lse[2];
-  u32 keep[2];  // rows without a node are zero, whatever their sums
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     inverse[r] = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
     lse[r] = sum[r] > 0.0f ? max[r] + log2f(sum[r]) : -INFINITY_F32;
-    keep[r] = seg.first_pair + row + 8 * r < seg.nodes * p.num_heads ? ~0u : 0;
   }
-  const int box_row = row - lane / 4 + lane % 8 + 8 * (matrix % 2);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    u32 v[4];
+  for (int part = 0; part < 8; ++part) {
+    float v[16];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      v[j] = pack_pair<Scalar>(o[8 * i + 2 * j] * inverse[j % 2], o[8 * i + 2 * j + 1] * inverse[j % 2]) & keep[j % 2];
-    }
-    const int chunk = (2 * (i % 4) + matrix / 2) ^ (box_row % 8);
-    store_matrices(shared_address(plan.q[4 * group + i / 4]) + box_row * 128 + chunk * 16, v[0], v[1], v[2], v[3]);
-  }
-  async_proxy_fence();
-  barrier_wait(GROUP0 + group, 128);
-  if (threadIdx.x % 128 == 0) {
-    for (int box = 4 * group; box < 4 * group + 4; ++box) {
-      copy_box_out(map, box * 64, seg.first_pair, seg.stream, shared_address(plan.q[box]));
-    }
+    for (int i = 0; i < 16; ++i) v[i] = o[16 * part + i] * inverse[i / 2 % 2];
+    write_columns(p, seg, v, part, row);
   }
   write_lse(p, seg, lse, 0, row);
 }
@@ -97,85 +83,118 @@ DEVICE float2 unpack_pair(u32 pair) {
 #endif
 }
 
+// Eight values of two pieces, as one thread rounds and packs them: even words are of its row g, odd ones of row g + 8.
+DEVICE uint4 pack_pieces(const float* o, const float (&factor)[2]) {
+  u32 v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = pack_pair<Scalar>(o[2 * i] * factor[i % 2], o[2 * i + 1] * factor[i % 2]);
+  return uint4{v[0], v[1], v[2], v[3]};
+}
+
+// sums[0..7] = keep sums + weight values, by rows.
+DEVICE void add_pieces(float* sums, const uint4& values, const float (&keep)[2], const float (&weight)[2]) {
+  const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_pair(words[i]);
+    sums[2 * i] = fmaf(weight[i % 2], pair.x, keep[i % 2] * sums[2 * i]);
+    sums[2 * i + 1] = fmaf(weight[i % 2], pair.y, keep[i % 2] * sums[2 * i + 1]);
+  }
+}
+
+DEVICE void inverse_of(const float (&sum)[2], float (&inverse)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) inverse[r] = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+}
+
+// Warps of 16 rows that hold used rows of the tile, of the four.
+DEVICE int used_warps(const Params& p, const Segment& seg) {
+  return min(4, (seg.nodes * p.num_heads - seg.first_pair + 15) / 16);
+}
+DEVICE u32 used_slice_bytes(const Params& p, const Segment& seg) {
+  return used_warps(p, seg) * (Config::SLICE_BYTES / 4);
+}
+
+// This block is through with q and p and waits for the others' slices; all of its threads call.
+DEVICE void open_merge(const Params& p, Plan& plan, const Segment& seg) {
+  if (CLUSTER == 1) return;
+  if (threadIdx.x == 0) {
+    const u32 bytes = used_slice_bytes(p, seg) + 2 * Config::TILE * sizeof(float);
+    const int others = seg.senders - (block_index() % CLUSTER < seg.senders ? 1 : 0);
+    mbarrier_expect(shared_address(&plan.received), others * bytes);
+  }
+  __syncwarp();
+  cluster_barrier_arrive();
+}
+
 // Sums of all blocks of the cluster over their key blocks; `max` (log2) and `sum` of this block's. All blocks call.
-// What the blocks exchange is normalised and rounded to Scalar, because distributed shared memory gives a block
-// some 14 bytes a clock: one rounding more of each part, of the size of P's and the output's.
-DEVICE void merge_cluster(Plan& plan, const float (&o)[128], const float (&max)[2], const float (&sum)[2], bool used,
-                          int row, Slice& slice) {
-  float total[2] = {sum[0], sum[1]}, top[2] = {max[0], max[1]};
+// Every block sends each other one its slice of the columns, normalised and rounded to Scalar: one rounding more of
+// each part, of the size of P's and the output's. cluster_barrier_wait has to follow before q, p or k are written
+// again.
+DEVICE void merge_cluster(const Params& p, Plan& plan, const Segment& seg, const float (&o)[128],
+                          const float (&max)[2], const float (&sum)[2], u32 parity, int row, Slice& slice) {
+  float total[2] = {sum[0], sum[1]}, top[2] = {max[0], max[1]}, inverse[2];
+  inverse_of(sum, inverse);
   if constexpr (CLUSTER == 1) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-#pragma unroll
-      for (int j = 0; j < 4 * Config::PIECES; ++j) {
-        if (j / 2 % 2 == r) slice.o[j] = o[j % 128] * inverse;
-      }
-    }
+    for (int j = 0; j < 4 * Config::PIECES; ++j) slice.o[j] = o[j % 128] * inverse[j / 2 % 2];
   } else {
-    constexpr int WORDS = Config::PIECES / 2;  // uint4 of two pieces
-    const int rank = block_index() % CLUSTER;
-    uint4* mine = reinterpret_cast<uint4*>(plan.k) + threadIdx.x;
-    if (used) {
-      const float inverse[2] = {sum[0] > 0.0f ? 1.0f / sum[0] : 0.0f, sum[1] > 0.0f ? 1.0f / sum[1] : 0.0f};
+    constexpr int WORDS = Config::WORDS, SLICE_WORDS = Config::SLICE_BYTES / 16;
+    const int rank = block_index() % CLUSTER, warp = warp_id() % 4, group = threadIdx.x / 128;
+    const bool used = warp < used_warps(p, seg);
+    const int place = (warp * 2 + group) * WORDS * WARP + lane_id();  // within a slice, in words
+    uint4* mine = reinterpret_cast<uint4*>(plan.k) + place;           // a slice for every block
+    float* stats = reinterpret_cast<float*>(plan.p[1]);               // [CLUSTER, 2, TILE]
+    if (used && rank < seg.senders) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        u32 v[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          v[j] = pack_pair<Scalar>(o[8 * i + 2 * j] * inverse[j % 2], o[8 * i + 2 * j + 1] * inverse[j % 2]);
-        }
-        mine[i * Config::THREADS] = uint4{v[0], v[1], v[2], v[3]};
-      }
+      for (int i = 0; i < 16; ++i) mine[i / WORDS * SLICE_WORDS + i % WORDS * WARP] = pack_pieces(o + 8 * i, inverse);
     }
-    if (threadIdx.x < 128 && lane_id() % 4 == 0) {
-      plan.last_max[row] = max[0], plan.last_max[row + 8] = max[1];
-      plan.last_sum[row] = sum[0], plan.last_sum[row + 8] = sum[1];
+    if (group == 0 && lane_id() % 4 == 0) {
+      float* own = stats + rank * 2 * Config::TILE + row;
+      own[0] = max[0], own[8] = max[1], own[Config::TILE] = sum[0], own[Config::TILE + 8] = sum[1];
     }
     async_proxy_fence();
-    cluster_barrier();
-    // Every block begins with itself, so that they do not all read from one.
-    float weight[CLUSTER][2];
+    __syncthreads();
+    cluster_barrier_wait();  // the others are through with q and p
+    if (rank < seg.senders && threadIdx.x < CLUSTER && threadIdx.x != rank) {
+      const int to = threadIdx.x;
+      const u32 full = remote_address(shared_address(&plan.received), to);
+      const u32 stats_place = shared_address(stats + rank * 2 * Config::TILE);
+      copy_to_block(remote_address(stats_place, to), stats_place, 2 * Config::TILE * sizeof(float), full);
+      const u32 there = remote_address(shared_address(plan.q) + rank * Config::SLICE_BYTES, to);
+      copy_to_block(there, shared_address(plan.k) + to * Config::SLICE_BYTES, used_slice_bytes(p, seg), full);
+    }
+    __syncwarp();
+    mbarrier_wait(shared_address(&plan.received), parity);
+    // Loops, not unrolled: machine code that runs once comes slowly.
+    top[0] = top[1] = NO_KEY;
+#pragma unroll 2
+    for (int i = 0; i < seg.senders; ++i) {
 #pragma unroll
-    for (int i = 0; i < CLUSTER; ++i) {
-      const u32 other = remote_address(shared_address(plan.last_max + row), (rank + i) % CLUSTER);
-      weight[i][0] = load_remote(other), weight[i][1] = load_remote(other + 8 * sizeof(float));
-      top[0] = fmaxf(top[0], weight[i][0]), top[1] = fmaxf(top[1], weight[i][1]);
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], stats[i * 2 * Config::TILE + row + 8 * r]);
     }
     total[0] = total[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < CLUSTER; ++i) {
-      const u32 other = remote_address(shared_address(plan.last_sum + row), (rank + i) % CLUSTER);
+    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] = 0.0f;
+#pragma unroll 2
+    for (int i = 0; i < seg.senders; ++i) {
+      constexpr float KEEP[2] = {1.0f, 1.0f};
+      const uint4* from = i == rank ? mine : reinterpret_cast<uint4*>(plan.q) + place;
+      float weight[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        weight[i][r] = exp2_fast(weight[i][r] - top[r]) * load_remote(other + 8 * sizeof(float) * r);
-        total[r] += weight[i][r];
+        const float* stat = stats + i * 2 * Config::TILE + row + 8 * r;
+        weight[r] = exp2_fast(stat[0] - top[r]) * stat[Config::TILE];
+        total[r] += weight[r];
       }
+#pragma unroll
+      for (int j = 0; j < WORDS; ++j) add_pieces(slice.o + 8 * j, from[i * SLICE_WORDS + j * WARP], KEEP, weight);
     }
+    inverse_of(total, inverse);
 #pragma unroll
-    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] = 0.0f;
-    if (used) {
-      const float inverse[2] = {total[0] > 0.0f ? 1.0f / total[0] : 0.0f, total[1] > 0.0f ? 1.0f / total[1] : 0.0f};
-#pragma unroll
-      for (int i = 0; i < CLUSTER; ++i) {
-        const uint4* from = mine + rank * WORDS * Config::THREADS;
-        const u32 other = remote_address(shared_address(from), (rank + i) % CLUSTER);
-        const float scale[2] = {weight[i][0] * inverse[0], weight[i][1] * inverse[1]};
-#pragma unroll
-        for (int j = 0; j < WORDS; ++j) {
-          const uint4 v = i == 0 ? from[j * Config::THREADS]
-                                 : load_remote_vec(other + j * Config::THREADS * sizeof(uint4));
-          const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const float2 pair = unpack_pair(words[k]);
-            slice.o[8 * j + 2 * k] = fmaf(scale[k % 2], pair.x, slice.o[8 * j + 2 * k]);
-            slice.o[8 * j + 2 * k + 1] = fmaf(scale[k % 2], pair.y, slice.o[8 * j + 2 * k + 1]);
-          }
-        }
-      }
-    }
-    cluster_barrier_relaxed();  // the others are through with this block's sums
+    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] *= inverse[i / 2 % 2];
+    __syncwarp();
+    cluster_barrier_arrive();  // what the others sent has come and was read
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) slice.lse[r] = total[r] > 0.0f ? top[r] + log2f(total[r]) : -INFINITY_F32;
@@ -187,99 +206,81 @@ DEVICE int slice_number(const Segment& seg, int part, int rank) {
   return (2 * unit + (part == 0 ? 1 : 0)) * CLUSTER + rank;  // a unit ends at most one tile and begins at most one
 }
 
+DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Puts this unit's part of a tile into global memory; true for the last unit to come, which sees all parts.
 DEVICE bool hand_in(const Params& p, Plan& plan, const Segment& seg, const Slice& slice, bool used, int row) {
   const int unit = block_index() / CLUSTER, rank = block_index() % CLUSTER;
   const int number = slice_number(seg, (unit - seg.first_unit) / seg.stride, rank);
-  float4* out = reinterpret_cast<float4*>(p.partial) + i64(number) * Config::PIECES * Config::THREADS + threadIdx.x;
   if (used) {
+    uint4* out = p.partial + i64(number) * Config::WORDS * Config::THREADS + threadIdx.x;
+    constexpr float ONE[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (int j = 0; j < Config::PIECES; ++j) {
-      out[j * Config::THREADS] = float4{slice.o[4 * j], slice.o[4 * j + 1], slice.o[4 * j + 2], slice.o[4 * j + 3]};
-    }
+    for (int i = 0; i < Config::WORDS; ++i) __stcg(out + i * Config::THREADS, pack_pieces(slice.o + 8 * i, ONE));
   }
   if (threadIdx.x < 128 && lane_id() % 4 == 0) {
-    p.partial_lse[number * Config::TILE + row] = slice.lse[0];
-    p.partial_lse[number * Config::TILE + row + 8] = slice.lse[1];
+    __stcg(p.partial_lse + number * Config::TILE + row, slice.lse[0]);
+    __stcg(p.partial_lse + number * Config::TILE + row + 8, slice.lse[1]);
   }
-  async_proxy_fence_all();
-  __threadfence();
   __syncthreads();
-  u32* counter = p.counters + seg.first_unit * CLUSTER + rank;
   if (threadIdx.x == 0) {
+    u32* counter = p.counters + seg.first_unit * CLUSTER + rank;
+    fence_gpu();  // of the whole block's writes, which the barrier put before it
     plan.arrived = atomicAdd(counter, 1);
     if (plan.arrived == seg.parts - 1) *counter = 0;
+    fence_gpu();
   }
   __syncthreads();
-  __threadfence();
-  async_proxy_fence_all();
   return plan.arrived == seg.parts - 1;
 }
 
-// Weight of every part for every row, [parts, 64], and the row's lse; four threads a row.
-DEVICE void part_weights(const Params& p, Plan& plan, const Segment& seg, int rank) {
-  float* weights = reinterpret_cast<float*>(plan.q);
-  const int row = threadIdx.x / 4, first = threadIdx.x % 4;
-  float top = -INFINITY_F32, total = 0.0f;
-  for (int i = first; i < seg.parts; i += 4) {
-    const float lse = __ldcg(p.partial_lse + slice_number(seg, i, rank) * Config::TILE + row);
-    weights[i * Config::TILE + row] = lse;
-    top = fmaxf(top, lse);
-  }
-  top = fmaxf(warp_max<4>(top), -1e30f);  // a row may see no key at all
-  for (int i = first; i < seg.parts; i += 4) {
-    const float weight = exp2_fast(weights[i * Config::TILE + row] - top);
-    weights[i * Config::TILE + row] = weight;
-    total += weight;
-  }
-  total = warp_sum<4>(total);
-  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-  for (int i = first; i < seg.parts; i += 4) weights[i * Config::TILE + row] *= inverse;
-  if (first == 0) plan.last_max[row] = total > 0.0f ? top + log2f(total) : -INFINITY_F32;
-  __syncthreads();
-}
-static_assert(sizeof(Plan::q) >= 132 * Config::TILE * sizeof(float), "weights of as many parts as there are SMs");
-
-// The last block of a tile's to come adds all parts in order; groups of four pieces stream through plan.k.
-DEVICE void merge_units(const Params& p, Plan& plan, const Segment& seg, bool used, int row) {
+// The last unit of a tile's to come adds all parts in order, AHEAD of them at a time.
+DEVICE void merge_units(const Params& p, const Segment& seg, bool used, int row) {
+  constexpr int WORDS = Config::WORDS < 4 ? Config::WORDS : 4, AHEAD = 16 / WORDS;  // 16 words are under way
   const int rank = block_index() % CLUSTER;
-  constexpr int BYTES = 4 * Config::THREADS * sizeof(float4);
-  part_weights(p, plan, seg, rank);
-  const float* weights = reinterpret_cast<const float*>(plan.q) + row;
-  const int items = Config::PIECES / 4 * seg.parts;
-  u32 slot_parity = plan.slot_parity;
-  float o[16];
-  for (int first = 0; first < items; first += Config::SLOTS) {
-    const int count = min(items - first, Config::SLOTS);
-    if (threadIdx.x == 0) {
-      for (int slot = 0; slot < count; ++slot) {
-        const int group = (first + slot) / seg.parts, part = (first + slot) % seg.parts;
-        const u32 full = shared_address(&plan.slot_full[slot]);
-        mbarrier_expect(full, BYTES);
-        const i64 place = i64(slice_number(seg, part, rank)) * Config::PIECES + 4 * group;
-        copy_bytes(shared_address(plan.k) + slot * BYTES, p.partial + place * Config::THREADS * 4, BYTES, full);
-      }
-    }
-    for (int slot = 0; slot < count; ++slot) {
-      const int group = (first + slot) / seg.parts, part = (first + slot) % seg.parts;
-      mbarrier_wait(shared_address(&plan.slot_full[slot]), slot_parity >> slot & 1);
-      slot_parity ^= 1u << slot;
-      const float4* in = reinterpret_cast<const float4*>(plan.k) + slot * 4 * Config::THREADS + threadIdx.x;
-      const float weight[2] = {weights[part * Config::TILE], weights[part * Config::TILE + 8]};
+#pragma unroll 1
+  for (int word = 0; word < Config::WORDS; word += WORDS) {
+    float o[8 * WORDS] = {}, top[2] = {NO_KEY, NO_KEY}, total[2] = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int first = 0; first < seg.parts; first += AHEAD) {
+      float lse[AHEAD][2];
+      uint4 values[AHEAD][WORDS];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 v = used ? in[j * Config::THREADS] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-        o[4 * j] = fmaf(weight[0], v.x, part == 0 ? 0.0f : o[4 * j]);
-        o[4 * j + 1] = fmaf(weight[0], v.y, part == 0 ? 0.0f : o[4 * j + 1]);
-        o[4 * j + 2] = fmaf(weight[1], v.z, part == 0 ? 0.0f : o[4 * j + 2]);
-        o[4 * j + 3] = fmaf(weight[1], v.w, part == 0 ? 0.0f : o[4 * j + 3]);
+      for (int i = 0; i < AHEAD; ++i) {
+        const int number = slice_number(seg, min(first + i, seg.parts - 1), rank);
+        const float* from = p.partial_lse + number * Config::TILE + row;
+        const uint4* in = p.partial + (i64(number) * Config::WORDS + word) * Config::THREADS + threadIdx.x;
+        const bool there = first + i < seg.parts;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) lse[i][r] = there ? __ldcg(from + 8 * r) : -INFINITY_F32;
+#pragma unroll
+        for (int j = 0; j < WORDS; ++j) {
+          values[i][j] = there && used ? __ldcg(in + j * Config::THREADS) : uint4{0, 0, 0, 0};
+        }
       }
-      if (part == seg.parts - 1) write_columns(p, seg, o, rank * (Config::PIECES / 4) + group, row);
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        float keep[2], weight[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float now = fmaxf(top[r], lse[i][r]);
+          keep[r] = exp2_fast(top[r] - now), weight[r] = exp2_fast(lse[i][r] - now);
+          total[r] = fmaf(total[r], keep[r], weight[r]), top[r] = now;
+        }
+#pragma unroll
+        for (int j = 0; j < WORDS; ++j) add_pieces(o + 8 * j, values[i][j], keep, weight);
+      }
     }
-    async_proxy_fence();
-    __syncthreads();
+    float inverse[2], lse[2];
+    inverse_of(total, inverse);
+#pragma unroll
+    for (int i = 0; i < 8 * WORDS; ++i) o[i] *= inverse[i / 2 % 2];
+#pragma unroll
+    for (int i = 0; i < WORDS / 2; ++i) write_columns(p, seg, o + 16 * i, (rank * Config::WORDS + word) / 2 + i, row);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) lse[r] = total[r] > 0.0f ? top[r] + log2f(total[r]) : -INFINITY_F32;
+    if (word == 0) write_lse(p, seg, lse, rank, row);
   }
-  if (threadIdx.x == 0) plan.slot_parity = slot_parity;
-  write_lse(p, seg, {plan.last_max[row], plan.last_max[row + 8]}, rank, row);
 }
 
 DEVICE void write_slice(const Params& p, const Segment& seg, const Slice& slice, int row) {
@@ -296,7 +297,8 @@ DEVICE void clear_unused(const Params& p) {
   const int num_pairs = p.num_rows * p.num_heads, tiles = cdiv(num_pairs, Config::TILE);
   for (int i = blockIdx.x; i < p.num_streams * tiles; i += gridDim.x) {
     const int stream = i / tiles, first_pair = i % tiles * Config::TILE;
-    if (first_pair < stream_nodes(p, stream, stream_prefix(p, stream)) * p.num_heads) continue;
+    const int prefix = legal_prefix(p, p.prefix_len[stream]), nodes = legal_nodes(p, p.num_nodes[stream], prefix);
+    if (first_pair < nodes * p.num_heads) continue;
     const int pairs = min(num_pairs - first_pair, Config::TILE);
     const i64 place = i64(stream) * num_pairs + first_pair;
     uint4* out = reinterpret_cast<uint4*>(p.o + place * Config::LATENT);

@@ -11,18 +11,15 @@
 
 #include "hopper.cuh"
 
-#ifndef PAIR
-#define PAIR 0
-#endif
-
 struct Config {
   static constexpr int LATENT = 512, PAGE = 64, TILE = 64, THREADS = 256;
   static constexpr int Q_BOXES = LATENT / 64, K_BOXES = Q_BOXES + 1, ROPE_BOX = Q_BOXES;  // of 64 columns
   // Where q, p and k begin in Plan (NVRTC knows no offsetof).
   static constexpr u32 Q_OFFSET = 0, P_OFFSET = Q_BOXES * BOX_BYTES, K_OFFSET = P_OFFSET + 2 * BOX_BYTES;
   static constexpr int PIECES = 32 / CLUSTER;   // float4 of a thread's 128 sums that one block of a cluster merges
-  static constexpr int SLOTS = 9;               // groups of pieces under way in a merge
-  static constexpr int BARRIERS = 3 * K_BOXES + SLOTS + 2;
+  static constexpr int WORDS = PIECES / 2;      // the same as 16-byte words of rounded values
+  static constexpr int SLICE_BYTES = WORDS * THREADS * 16;
+  static constexpr int BARRIERS = 6;
   static constexpr int OVERHEAD = 3, MERGE = 3, MIN_SHARE = 2;  // in key blocks a block: start and end of a segment;
                                                                 // a merge over units; least work of a unit
   static constexpr float STALE = 8.0f;  // log2 by which a row's maximum may grow before its sums are rescaled
@@ -38,7 +35,7 @@ struct Segment {
   int begin, end;             // key blocks
   int first_unit, stride;     // units that share the tile: first_unit, first_unit + stride, ...
   int parts;                  // so many
-  bool together;              // with -DPAIR=1: the other block of the cluster works on the same keys
+  int senders;                // blocks of the cluster that have keys, from rank 0 on
 };
 
 struct List {
@@ -56,30 +53,27 @@ struct Cursor {
 };
 
 struct Plan {                                      // shared memory
-  alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];  // later the weights of a merge
-  u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q
-  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair; later sums that are merged
+  alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];  // later the slices that a cluster's blocks send to this one
+  u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q,
+                                                   // p[1] later the maxima and sums that go with the slices
+  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair; later slices for other blocks
   float max[2][Config::TILE], sum[2][Config::TILE];
-  float last_max[Config::TILE], last_sum[Config::TILE];  // of this block's part of a segment, for the cluster
   // mbarriers, Config::BARRIERS of them
-  u64 q_full[Config::K_BOXES], k_full[2][Config::K_BOXES], slot_full[Config::SLOTS];
-  u64 peer_free[2];  // the other block of a pair is through with its half of k[0], k[1]
+  u64 q_full;
+  u64 k_full[2][2];  // of both blocks of a pair the columns of either group, and the rope box with the first to go
+  u64 received;      // the other blocks' slices are there
   Segment segment[2];   // under way and next, in turns
   bool valid[2];        // there is such a segment
-  int page[4];          // that the leaders asked for
+  int page[8][2];       // that the leaders asked for
   int next_page[2];     // of the next segment's first two key blocks where they are fetched ahead, else -1
   List list;
   Cursor cursor;
-  u32 peer_parity[2];   // of the next use of peer_free
-  bool next_together;
-  u32 slot_parity;      // bit i: of the next use of slot_full[i]
   int arrived;
 };
 static_assert(Config::P_OFFSET == sizeof(Plan::q), "p stands behind q");
 static_assert(Config::K_OFFSET == sizeof(Plan::q) + sizeof(Plan::p), "k stands behind p");
-static_assert(sizeof(Plan) <= 227 * 1024, "dynamic shared memory of one sm_90 block");
-static_assert(sizeof(Plan::k) == Config::SLOTS * 4 * Config::THREADS * sizeof(float4), "SLOTS groups of four pieces");
-static_assert(sizeof(Plan::k) >= 32 * Config::THREADS * sizeof(float4), "all sums of a block");
+static_assert(sizeof(Plan) <= SHARED_BYTES, "dynamic shared memory");
+static_assert(sizeof(Plan::q) == CLUSTER * Config::SLICE_BYTES, "a slice of every block");
 
 struct Params {
   const i32* block_table;  // [S, M]
@@ -88,7 +82,7 @@ struct Params {
   const i32* num_nodes;    // [S]
   Scalar* o;               // [S, N, H, 512]
   float* lse;              // [S, N, H]
-  float* partial;          // [2 * units, CLUSTER, PIECES, THREADS, 4], normalised
+  uint4* partial;          // [2 * units, CLUSTER, WORDS, THREADS] of 8 values each, normalised
   float* partial_lse;      // [2 * units, CLUSTER, 64], log2
   u32* counters;           // [units, CLUSTER], zero before and after
   int num_streams, num_rows, num_heads, num_words, table_width, num_pages;
@@ -116,11 +110,9 @@ struct Stream {
 };
 
 // Lengths of a stream, within what the block table and the tree hold.
-DEVICE int stream_prefix(const Params& p, int stream) {
-  return min(max(p.prefix_len[stream], 0), p.table_width * Config::PAGE);
-}
-DEVICE int stream_nodes(const Params& p, int stream, int prefix) {
-  return min(min(max(p.num_nodes[stream], 0), p.num_rows), p.table_width * Config::PAGE - prefix);
+DEVICE int legal_prefix(const Params& p, int prefix) { return min(max(prefix, 0), p.table_width * Config::PAGE); }
+DEVICE int legal_nodes(const Params& p, int nodes, int prefix) {
+  return min(min(max(nodes, 0), p.num_rows), p.table_width * Config::PAGE - prefix);
 }
 
 DEVICE u32 key_blocks(u32 prefix, u32 rows) { return (prefix + rows + Config::PAGE - 1) / Config::PAGE; }
@@ -140,13 +132,26 @@ DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
   const int stream = first_stream + lane_id();
   Stream s = {0, 0, 0, 0, tiles_before};
   if (stream < p.num_streams) {
-    s.prefix = stream_prefix(p, stream);
-    s.nodes = stream_nodes(p, stream, s.prefix);
+    const int prefix = p.prefix_len[stream], nodes = p.num_nodes[stream];
+    s.prefix = legal_prefix(p, prefix);
+    s.nodes = legal_nodes(p, nodes, s.prefix);
     s.tiles = (s.nodes * p.num_heads + Config::TILE - 1) / Config::TILE;
     s.size = key_blocks(s.prefix, s.nodes) + Config::OVERHEAD * CLUSTER;
   }
   if (p.num_streams > 1) s.tiles_before += sum_before(s.tiles);
   return s;
+}
+
+// Brings lengths, table and tree into the L2 cache, before they may be read.
+DEVICE void prefetch_inputs(const Params& p) {
+  const auto prefetch = [](const void* start, i64 bytes) {
+    const i64 offset = threadIdx.x * 128;
+    if (offset < bytes) asm volatile("prefetch.global.L2 [%0];" : : "l"(static_cast<const u8*>(start) + offset));
+  };
+  prefetch(p.prefix_len, p.num_streams * sizeof(i32));
+  prefetch(p.num_nodes, p.num_streams * sizeof(i32));
+  prefetch(p.block_table, i64(p.num_streams) * p.table_width * sizeof(i32));
+  prefetch(p.ancestors, i64(p.num_streams) * p.num_rows * p.num_words * sizeof(u32));
 }
 
 // Brings the block table into L1, while warp 0 makes the list: a segment's first page is on the way to its first key.
@@ -171,13 +176,12 @@ DEVICE List make_list(const Params& p) {
   const bool unused = tiles < p.num_streams * cdiv(u32(p.num_rows * p.num_heads), u32(Config::TILE));
   const u32 rounds = tiles < all_units ? 0 : tiles / all_units;
   const List whole = {int(rounds * all_units == tiles ? rounds : rounds + 1), int(tiles), 0, 1, 1, int(tiles), unused};
-  if (rounds * all_units == tiles || p.fixed_split || PAIR) return whole;
+  if (rounds * all_units == tiles || p.fixed_split) return whole;
   const u32 whole_cost = cdiv(longest, u32(CLUSTER));
   if (whole_cost <= Config::OVERHEAD + Config::MERGE) return whole;
   // Few tiles: each in so many equal parts, all of which walk over the same keys at the same time.
   if (rounds == 0 && 2 * tiles <= all_units) {
-    constexpr u32 LEAST = (Config::MIN_SHARE + Config::OVERHEAD) * CLUSTER;
-    const u32 parts = min(all_units / tiles, longest / LEAST);
+    const u32 parts = min(all_units / tiles, (longest - Config::OVERHEAD * CLUSTER) / (Config::MIN_SHARE * CLUSTER));
     if (parts <= 1) return whole;
     if (8 * parts * tiles >= 7 * all_units || parts < all_units / tiles) {
       List even = whole;
@@ -243,9 +247,7 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
       if (ballot == 0) continue;
       nothing = false;
       if (mine) {
-        const bool odd = PAIR && block_index() % 2 == 1, together = PAIR && (odd ? tile > 0 : tile + 1 < s.tiles);
-        const u32 last_tile = together && !odd ? tile + 1 : tile;  // both blocks of a pair take the same keys
-        const u32 rows = min(s.nodes, (last_tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1);
+        const u32 rows = min(s.nodes, (tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1);
         const u32 blocks = key_blocks(s.prefix, rows), zero = start + Config::OVERHEAD * CLUSTER;
         u32 begin = 0, end = blocks, first_unit = 0, stride = 1, parts = 1;
         if (!whole) {
@@ -259,10 +261,13 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
         found = begin < end;
         // With fixed_split what a block gets depends on the prefix alone, and the last one gets the tree.
         const u32 shared = (p.fixed_split ? min(s.prefix / Config::PAGE, blocks) : end) - begin;
-        const bool last = p.fixed_split && rank + 1 == CLUSTER;
-        end = last ? end : begin + shared * (rank + 1) / CLUSTER, begin += shared * rank / CLUSTER;
+        const u32 senders = min(max(shared, 1u), u32(CLUSTER));
+        const auto cut = [&](u32 i) { return begin + (shared < CLUSTER ? min(i, shared) : shared * i / CLUSTER); };
+        const u32 first_block = cut(rank);
+        if (!p.fixed_split || rank + 1 != senders) end = cut(rank + 1);
+        begin = first_block;
         segment = {first + lane_id(), int(s.prefix), int(s.nodes), int(tile * Config::TILE), int(begin),
-                   int(end),          int(first_unit), int(stride), int(parts), together};
+                   int(end),          int(first_unit), int(stride), int(parts), int(senders)};
       }
       const int lane = __ffs(ballot) - 1;
       found = __shfl_sync(FULL_MASK, found, lane);

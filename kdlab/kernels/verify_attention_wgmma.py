@@ -20,10 +20,8 @@ _PLAN_PLACE = 64
 """Where dynamic shared memory begins on Hopper in a kernel without any other, in units of 16 bytes."""
 _PARTIALS = 2
 """Tiles that a cluster may share with others: the one that it begins with and the one that it ends with."""
-_CACHE_SHARE = 2 / 3
-"""Of the L2 cache, what keys may take and stay there beside queries and sums."""
-_MAX_PARTS = 8
-"""Parts of a tile in global memory that its last block merges in about the time of four key blocks."""
+_MIN_SHARE = 2
+"""Key blocks a block of the grid, at least, before a tile gets another part."""
 _MAX_MAPS = 4096
 _MAX_PAGES = 2**16
 """Pages of a stream: a list of tiles is cut in 32-bit arithmetic."""
@@ -31,60 +29,44 @@ _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """How the blocks of a cluster work together."""
-
-    split: int  # blocks that share the keys of one tile and merge their sums
-    pair: bool = False  # two blocks take two tiles and share the keys that they fetch
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return 2 if self.pair else self.split
-
-
-MODES = (Mode(1), Mode(1, pair=True), Mode(2), Mode(4), Mode(8))
-FIXED = Mode(8)
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks that share the keys of one tile and merge their sums without global memory."""
+FIXED = 8
 """Of `fixed_split`: how a tile's keys are split must not depend on how many tiles there are."""
 
 
-def build_wgmma(dtype: torch.dtype, mode: Mode) -> Build:
-    """Return the build of one dtype and one mode."""
-    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("CLUSTER", mode.split), ("PAIR", int(mode.pair)))
+def build_wgmma(dtype: torch.dtype, cluster: int) -> Build:
+    """Return the build of one dtype and one size of clusters."""
+    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("CLUSTER", cluster), ("SHARED_BYTES", _SHARED_BYTES))
     return Build("verify_attention_wgmma.cu", defines, HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),))
 
 
-BUILDS = tuple(build_wgmma(dtype, mode) for dtype in MMA_DTYPES for mode in MODES)
+BUILDS = tuple(build_wgmma(dtype, cluster) for dtype in MMA_DTYPES for cluster in CLUSTERS)
 
 
-def choose_mode(num_tiles: int, in_cache: bool, units: Mapping[int, int]) -> Mode:
-    """Return how to work on a batch. Its lengths stand on the device; the block table bounds them.
+def choose_cluster(num_tiles: int, num_pages: int, units: Mapping[int, int]) -> int:
+    """Return the size of clusters for a batch. Its lengths stand on the device; the block table bounds them.
 
-    While all keys fit the L2 cache, the largest cluster is best, because its blocks merge without global memory. Else
-    most blocks should be busy, in equal parts of tiles: those read the same keys at the same time.
+    The size that is likely to end first, in the time of a block of keys, by what an H200 needed: a block's share of a
+    tile, the merge within a cluster, and that of a tile's parts in global memory, where one cluster reads all of them.
 
     Args:
         num_tiles: of 64 (row, head) pairs, those of unused rows too.
-        in_cache: the keys of all streams fit the L2 cache together.
+        num_pages: of a stream, at most.
         units: clusters that run at once, by their size.
     """
-    sizes = [size for size in (8, 4, 2, 1) if num_tiles <= units[size]]
-    if not sizes:
-        return Mode(1)
-    if in_cache:
-        return Mode(sizes[0])
 
-    def busy(size: int) -> int:
-        parts = units[size] // num_tiles
-        return size * num_tiles * parts if parts <= _MAX_PARTS else 0
+    def cost(size: int) -> float:
+        parts = max(1, min(units[size] // num_tiles, num_pages // (_MIN_SHARE * size)))
+        merges = (2 if size > 1 else 0) + (1 + 2 * parts / size if parts > 1 else 0)
+        return max(num_pages / (size * parts), 1) + merges
 
-    return Mode(max(sizes, key=busy))
+    return min((size for size in reversed(CLUSTERS) if num_tiles <= units[size]), key=cost, default=1)
 
 
 @functools.cache
 def _units(device: torch.device, dtype: torch.dtype) -> Mapping[int, int]:
-    # Every mode's build gives the same numbers; a few rows, the common case, need this one anyway.
+    # Every build gives the same numbers; a few rows, the common case, need this one anyway.
     program = kernel(build_wgmma(dtype, FIXED), "verify_attention_wgmma", device)
     return {1: num_sms(device)} | {n: program.max_clusters(_THREADS, _SHARED_BYTES, n) for n in (2, 4, 8)}
 
@@ -115,23 +97,20 @@ def run_wgmma(
         raise NotSupported("block_table", f"at most {_MAX_PAGES} pages a stream", block_table.shape[1])
     num_tiles = num_streams * -(-num_rows * num_heads // _TILE)
     units = _units(q.device, q.dtype)
-    cache_bytes = _CACHE_SHARE * torch.cuda.get_device_properties(q.device).L2_cache_size
-    in_cache = block_table.numel() * _TILE * width * q.element_size() <= cache_bytes
-    mode = FIXED if fixed_split else choose_mode(num_tiles, in_cache, units)
-    grid = units[mode.cluster] * mode.cluster
-    sums = _PARTIALS * grid // mode.split * _TILE * _LATENT_DIM
+    cluster = FIXED if fixed_split else choose_cluster(num_tiles, block_table.shape[1], units)
+    grid = units[cluster] * cluster
+    sums = _PARTIALS * units[cluster] * _TILE * _LATENT_DIM // 2  # two in four bytes
     parts = torch.empty(sums + _PARTIALS * grid * _TILE, dtype=torch.float32, device=q.device)
     outputs = (o, lse, parts, parts[sums:], _counters(q.device))
     inputs = (
         tensor_map(q.data_ptr(), (num_streams, num_rows * num_heads, width), (1, _TILE, 64)),
         tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (_TILE, 64)),
-        tensor_map(o.data_ptr(), (num_streams, num_rows * num_heads, _LATENT_DIM), (1, _TILE, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
     lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
-    program = kernel(build_wgmma(q.dtype, mode), "verify_attention_wgmma", q.device)
+    program = kernel(build_wgmma(q.dtype, cluster), "verify_attention_wgmma", q.device)
     args = (*inputs, *outputs, *lengths, int(fixed_split), _PLAN_PLACE, scale * math.log2(math.e))
-    shape = None if mode.cluster == 1 else mode.cluster
+    shape = None if cluster == 1 else cluster
     program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, cluster=shape, overlap=True)
 
 

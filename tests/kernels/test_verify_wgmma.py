@@ -6,7 +6,7 @@ import torch
 from kdlab.errors import NotSupported
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.verify_attention import verify_attention
-from kdlab.kernels.verify_attention_wgmma import FIXED, MODES, choose_mode
+from kdlab.kernels.verify_attention_wgmma import CLUSTERS, FIXED, choose_cluster
 from tests.kernels.compare import assert_within_budget
 from tests.kernels.verify_cases import SCALE, make_case
 
@@ -14,14 +14,16 @@ UNITS = {1: 132, 2: 66, 4: 30, 8: 15}  # of an H200
 
 
 def test_few_tiles_are_split_as_far_as_blocks_are_free():
-    assert [choose_mode(tiles, True, UNITS).split for tiles in (1, 15, 17, 65, 72, 520)] == [8, 8, 4, 2, 1, 1]
-    assert [choose_mode(tiles, False, UNITS).split for tiles in (1, 5, 9, 17, 33, 40, 65)] == [8, 8, 2, 1, 2, 1, 2]
+    tiles = (1, 9, 16, 17, 33, 40, 65, 72, 520)
+    assert [choose_cluster(count, 5, UNITS) for count in tiles] == [8, 8, 4, 4, 2, 2, 2, 1, 1]
+    assert [choose_cluster(count, 17, UNITS) for count in tiles] == [8, 8, 4, 4, 2, 2, 2, 1, 1]
+    assert [choose_cluster(count, 65, UNITS) for count in tiles] == [8, 4, 2, 2, 2, 1, 2, 1, 1]
+    assert [choose_cluster(count, 1025, UNITS) for count in tiles] == [8, 2, 2, 1, 2, 1, 2, 1, 1]
 
 
-def test_modes_have_the_clusters_that_they_need():
-    assert [mode.cluster for mode in MODES] == [1, 2, 2, 4, 8]
-    assert FIXED in MODES
-    assert len({str(build) for build in wgmma.BUILDS}) == 2 * len(MODES)
+def test_every_size_of_clusters_is_built():
+    assert FIXED in CLUSTERS
+    assert len({str(build) for build in wgmma.BUILDS}) == 2 * len(CLUSTERS)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 576), (torch.bfloat16, 320)])
@@ -33,12 +35,12 @@ def test_other_dtypes_and_widths_are_refused(dtype, width):
         wgmma.run_wgmma(q, pages, ints[:, None], ints, words, ints, 1.0, False, o, lse)
 
 
-@pytest.fixture(params=MODES, ids=str)
-def mode(request, monkeypatch):
-    """Every mode, whatever the number of tiles."""
+@pytest.fixture(params=CLUSTERS)
+def cluster(request, monkeypatch):
+    """Every size, whatever the number of tiles."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a Hopper GPU")
-    monkeypatch.setattr(wgmma, "choose_mode", lambda *_: request.param)
+    monkeypatch.setattr(wgmma, "choose_cluster", lambda *_: request.param)
     return request.param
 
 
@@ -60,24 +62,25 @@ def check(case):
     ("prefixes", "nodes", "heads"),
     [
         ([20_000, 64], [3, 1], 64),  # tiles that many blocks share
-        ([300, 0, 1000, 127], [70, 70, 0, 3], 64),  # more tiles than blocks; pairs over a stream's end
+        ([300, 0, 1000, 127], [70, 70, 0, 3], 64),  # more tiles than blocks
         ([0, 5000, 77], [33, 1, 12], 8),
         ([190] * 3, [65] * 3, 12),  # tiles that begin within a row
+        ([1500] * 8, [9, 9, 9, 2, 9, 0, 9, 9], 64),  # all tiles of a stream cut at the same keys
     ],
 )
-def test_every_mode_is_right_for_every_shape(mode, prefixes, nodes, heads):
+def test_every_size_is_right_for_every_shape(cluster, prefixes, nodes, heads):
     check(make_case(prefixes, nodes, heads, seed=heads))
 
 
 @pytest.mark.gpu
-def test_counters_are_zero_after_every_call(mode):
+def test_counters_are_zero_after_every_call(cluster):
     case = make_case([20_000, 5000], [3, 9], 64, seed=1)
     attend(case)
     assert not wgmma._rings[case.q.device][0].any()
 
 
 @pytest.mark.gpu
-def test_a_captured_call_follows_the_lengths_on_the_device(mode):
+def test_a_captured_call_follows_the_lengths_on_the_device(cluster):
     """Which blocks share which tile is found anew at every replay."""
     case = make_case([9000, 3000], [33, 9], 64, seed=2)
     attend(case)
