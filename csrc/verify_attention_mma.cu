@@ -21,6 +21,10 @@ struct Config {
   static constexpr int THREADS = GROUPS * GROUP_WARPS * WARP, GROUP_THREADS = GROUP_WARPS * WARP;
   static constexpr int SLICES = WIDTH / 64, VALUE_SLICES = C / 64;  // of 64 columns, 16 of them a warp of the group
   static constexpr int ROW_BYTES = 2 * WIDTH;
+  // NOTE: lanes of a warp that say it has read a stage. One would do, behind a __syncwarp, but racecheck follows only a
+  // thread's own arrivals and reports every copy that waits for them: 24 hazards, among which a real one would be lost.
+  // On sm_100 the compiler spills registers with all.
+  static constexpr int ARRIVING = __CUDA_ARCH__ == 1000 ? 1 : WARP;
   static constexpr float STALE = 8.0f;  // log2 by which a score may be above its row's reference
 };
 static_assert(Config::WIDTH % 64 == 0 && Config::C % 64 == 0, "slices of 64 columns");
@@ -60,7 +64,7 @@ struct Plan {
   i32 pages[Config::PAGE_SLOTS];  // of the key blocks that are copied next; they come with the block two before
   Part part;
   StreamWork work;
-  int has_part, cursor;
+  int cursor;
   int shift;  // key block minus its number among those of this grid block, which counts through all its parts
   u32 first, end, masked_from;  // numbers of the part's key blocks, and of its first with keys beyond the prefix
   int row_of[Config::TILE_ROWS];  // tree row of each (row, head) pair
@@ -343,10 +347,8 @@ DEVICE void attend(const Params& p, const Sizes& sizes, Plan& plan, const Warp& 
     }
     softmax(p, sizes, plan, w, state, count, own);
     add_values(w, state, count);
-    // NOTE: one lane arrives for its warp, whose reads __syncwarp puts before it. compute-sanitizer's racecheck follows
-    // only a thread's own arrivals, and reports the copies that wait for this as hazards.
     __syncwarp();
-    if (w.lane == 0) barrier_arrive(shared_address(&plan.freed[count % Config::STAGES]));
+    if (w.lane < Config::ARRIVING) barrier_arrive(shared_address(&plan.freed[count % Config::STAGES]));
   }
 }
 
@@ -403,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
     cuts[blockIdx.x].num_parts = 0;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       barrier_init(shared_address(&plan.loaded[stage]), Config::THREADS);
-      barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP);
+      barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP * Config::ARRIVING);
     }
   }
 
@@ -411,18 +413,18 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
   u32 count = 0;  // key blocks so far: stage and phase of the barriers
   for (;;) {
     __syncthreads();
+    bool has_part = false;  // thread 0's; the barrier tells the others
     if (threadIdx.x == 0) {
       const Work work(sizes);
-      plan.has_part = work.next(blockIdx.x, plan.cursor, plan.part, cuts[blockIdx.x]);
-      if (plan.has_part) {
+      has_part = work.next(blockIdx.x, plan.cursor, plan.part, cuts[blockIdx.x]);
+      if (has_part) {
         plan.work = work.stream_work(plan.part.stream);
         plan.shift = plan.part.first_block - int(count);
         plan.first = count, plan.end = plan.part.end_block - plan.shift;
         plan.masked_from = max(plan.work.prefix / Config::BLOCK_KEYS - plan.shift, int(count));
       }
     }
-    __syncthreads();
-    if (!plan.has_part) break;
+    if (!__syncthreads_or(has_part)) break;
     load_queries(p, sizes, plan, w, state, count);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
