@@ -6,7 +6,14 @@ from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import skinny_linear as module
-from kdlab.kernels.skinny_linear import MAX_ROWS, make_plan, skinny_linear, skinny_linear_cost, skinny_matmul
+from kdlab.kernels.skinny_linear import (
+    MAX_ROWS,
+    choose_linear,
+    make_plan,
+    skinny_linear,
+    skinny_linear_cost,
+    skinny_matmul,
+)
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget, guarded_allocations
 
 gpu = pytest.mark.gpu
@@ -100,6 +107,27 @@ def test_plans_do_not_depend_on_the_rows(features, inputs, matrices, arch):
         assert plan.split <= inputs // plan.slab
         assert arch in module.build(torch.bfloat16, plan).archs
         assert plan.stages >= 3 or (arch == "sm_120a" and rows > 40)  # where choose_linear says torch
+
+
+@pytest.mark.parametrize(
+    ("features", "inputs", "matrices", "rows", "expected"),
+    [
+        (2112, 7168, 1, 64, "skinny"),  # q_a and kv_a
+        (64 * 192, 1536, 1, 16, "skinny"),  # q_b of all heads, in two waves of blocks
+        (64 * 192, 1536, 1, 17, "torch"),
+        (8 * 192, 1536, 1, 64, "skinny"),  # of one rank's
+        (512, 128, 64, 1, "torch"),  # the latent projection of all heads
+        (512, 128, 8, 64, "skinny"),
+        (7168, 5376, 1, 40, "skinny"),  # the drafter's fc
+        (7168, 5376, 1, 41, "torch"),
+    ],
+)
+def test_torch_takes_what_the_kernel_is_slower_at(features, inputs, matrices, rows, expected, monkeypatch):
+    monkeypatch.setattr(module.jit, "arch_of", lambda device: "sm_90a")
+    x = torch.empty(matrices, rows, inputs, dtype=torch.bfloat16, device="meta")
+    assert choose_linear(x, x.new_empty(matrices, features, inputs)) == expected
+    monkeypatch.setattr(module.jit, "arch_of", lambda device: "sm_80")
+    assert choose_linear(x, x.new_empty(matrices, features, inputs)) == "torch"
 
 
 def test_fake_tensors():
