@@ -20,6 +20,7 @@
 // (logit - top) / T below -27 cannot win, because noise spans 22.88 + 3.14. The bound of what can is off by the noise's
 // error and five roundings of at most (27 + 23) log2(e), and so is the lower bound that it is held against.
 constexpr float MARGIN = 3 * BOUND_ERROR + 10 * 0x1p-24f * 80.0f;
+constexpr int FULL = 512;  // vectors that may win, before they are worked out
 constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
 constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
 
@@ -30,6 +31,9 @@ DEVICE u32 block_max_key(u32 key, u32* scratch) {
   __syncthreads();
   return warp_max_key(scratch[lane_id() % WARPS]);
 }
+
+// The same of values that may be NaN.
+DEVICE float block_max_or_nan(float value, u32* scratch) { return value_of(block_max_key(order_key(value), scratch)); }
 
 // ---- greedy ------------------------------------------------------------------------------------------------------
 
@@ -111,17 +115,18 @@ struct Winner {
 
 #define NO_WINNER (Winner{0, 0, 0.0f})
 
-struct Message {  // what one block tells all others after a pass
+struct Message {  // what one block tells all others
   u64 words[4];   // score, id and value, mass, top; or the mass above the threshold, and all mass
 };
 
 struct Scratch {
-  u32 warp_keys[2][WARPS];
+  u32 warp_keys[3][WARPS];
   double warp_sums[2][WARPS];
   Winner winners[WARPS];
   i32 num_vectors;
-  u16 vectors[CHUNK_VECTORS];  // of the chunk, whose tokens may win
-  // By the parity of the pass, as a fast block may be one ahead of a slow one; the third for masses in float64.
+  i32 vectors[FULL + CHUNK_VECTORS];  // of the row, whose tokens may win
+  i32 full[2];                        // the last even and odd chunk of this block after which there were FULL or more
+  // By the parity of the turn, as a fast block may be one ahead of a slow one; the third for masses in float64.
   Message inbox[3][MAX_CLUSTER];
 };
 
@@ -240,12 +245,12 @@ DEVICE const Message* exchange_words(Scratch& scratch, const Rows& rows, const M
   return messages;
 }
 
-DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, const Found& mine, i32 pass) {
+DEVICE Found exchange(Scratch& scratch, const Rows& rows, const Draw& draw, const Found& mine, i32 turn) {
   const Message message = {mine.winner.score,
                            u64(static_cast<u32>(mine.winner.id)) << 32 | __float_as_uint(mine.winner.value),
                            static_cast<u64>(__double_as_longlong(mine.mass)), __float_as_uint(mine.top)};
-  if (pass == 0) cluster_wait();  // the other blocks have begun
-  const Message* messages = exchange_words(scratch, rows, message, pass % 2);
+  if (turn == 0) cluster_wait();  // the other blocks have begun
+  const Message* messages = exchange_words(scratch, rows, message, turn % 2);
   Found block = {NO_WINNER, -INFINITY_F32, 0.0};  // a lane for each
   if (lane_id() < rows.cluster) {
     const u64* words = messages[lane_id()].words;
@@ -264,10 +269,17 @@ DEVICE Winner block_winner(Scratch& scratch, const Winner& mine) {
   return warp_winner(scratch.winners[lane_id() % WARPS]);
 }
 
-// A lower bound of the score of some token of the block in play, near the best one's: each warp looks at the tokens of
-// its vector with the largest bound. -inf if none of those is in play.
+DEVICE double block_sum(double value, double* scratch) {
+  value = warp_sum(value);
+  if (lane_id() == 0) scratch[warp_id()] = value;
+  __syncthreads();
+  return warp_sum<WARPS>(scratch[lane_id() % WARPS]);
+}
+
+// A lower bound of the score of some token of the chunk in play, near the best one's: each warp looks at the tokens of
+// its vector with the largest bound. -inf if none of those is in play. Scores are relative to `origin` (log2) here.
 DEVICE float lower_bound(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
-                         const float (&bounds)[VECTORS], float top, const Threshold& threshold) {
+                         const float (&bounds)[VECTORS], float origin, const Threshold& threshold) {
   float best = bounds[0];
   i32 index = 0;
 #pragma unroll
@@ -280,86 +292,105 @@ DEVICE float lower_bound(Scratch& scratch, const Row& row, const Rows& rows, con
   if (largest > -INFINITY_F32) {
     const i32 found = __shfl_sync(FULL_MASK, index, __ffs(__ballot_sync(FULL_MASK, best == largest)) - 1);
     const Token token = token_of(row, rows, draw, found, threshold);
-    low = fmaf(token.value - top, draw.log2_scale, gumbel_least_log2(token.word));
+    low = fmaf(token.value - origin, draw.log2_scale, gumbel_least_log2(token.word));
   }
-  return value_of(block_max_key(order_key(low), scratch.warp_keys[1]));
+  return block_max_or_nan(low, scratch.warp_keys[2]);
 }
 
-// The exact winner of a chunk: the scores of all vectors' tokens whose bound reaches `limit`.
-DEVICE Winner settle(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
-                     const float (&bounds)[VECTORS], float limit, const Threshold& threshold) {
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    if (bounds[v] > -INFINITY_F32 && bounds[v] >= limit) {
-      scratch.vectors[atomicAdd(&scratch.num_vectors, 1)] = static_cast<u16>(v * THREADS + threadIdx.x);
-    }
-  }
+// The best of `known` and the exact winner among the vectors that were listed.
+DEVICE Winner settle(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, const Threshold& threshold,
+                     const Winner& known) {
   __syncthreads();
   Winner best = NO_WINNER;
   const i32 count = scratch.num_vectors;
   for (i32 i = threadIdx.x / PER_VECTOR; i < count; i += THREADS / PER_VECTOR) {
-    const Token token = token_of(row, rows, draw, chunk * CHUNK_VECTORS + scratch.vectors[i], threshold);
+    const Token token = token_of(row, rows, draw, scratch.vectors[i], threshold);
     if (token.value == -INFINITY_F32) continue;
     const double score = token.value / draw.temperature + gumbel_exact(token.word);
     const Winner mine = {order_key(score), token.id, token.value};
     if (best.loses_to(mine)) best = mine;
   }
-  return block_winner(scratch, best);
+  best = block_winner(scratch, best);
+  return known.loses_to(best) ? best : known;
 }
 
-// The best of the chunk's exact winner and `known`, the one of the chunks before.
-DEVICE Winner chunk_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk,
-                           const Screen& screen, const Threshold& threshold, const Winner& known) {
-  const float top = screen.top;  // a number
-  float bounds[VECTORS], best = -INFINITY_F32;
+// What is in play is bounded relative to `origin`, the first chunk's largest logit or that of a chunk much above it.
+struct Limit {
+  float origin = 0.0f, low = -INFINITY_F32;
+  // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
+  DEVICE float value(const Draw& draw) const {
+    return low - MARGIN - fabsf(low) * 0x1p-20f - fabsf(origin) * 0x1p-46f * draw.log2_scale;
+  }
+};
+
+// Lists the vectors of a chunk that may hold the winner.
+DEVICE void list_vectors(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, i32 chunk, int turn,
+                         const Screen& screen, const Threshold& threshold, Limit& limit) {
+  float bounds[VECTORS];
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    const float bound = fmaf(screen.tops[v] - top, draw.log2_scale, screen.noise[v]);
+    const float bound = fmaf(screen.tops[v] - limit.origin, draw.log2_scale, screen.noise[v]);
     bounds[v] = screen.tops[v] >= threshold.value ? bound : -INFINITY_F32;
-    best = fmaxf(best, bounds[v]);
   }
-  // At extreme temperatures float64 itself rounds the noise away: what may be equal then is settled as well.
-  const float rounding = fabsf(top) * 0x1p-47f * draw.log2_scale;
-  if (threadIdx.x == 0) scratch.num_vectors = 0;
-  if (known.score != 0) {
-    const float low = static_cast<float>((value_of_score(known.score) - top / draw.temperature) * LOG2_E);
-    if (!__syncthreads_or(best >= low - MARGIN - fabsf(low) * 0x1p-20f - rounding)) return known;
+  if (limit.low == -INFINITY_F32) {
+    limit.low = lower_bound(scratch, row, rows, draw, chunk, bounds, limit.origin, threshold);
   }
-  const float low = lower_bound(scratch, row, rows, draw, chunk, bounds, top, threshold);
-  const float limit = low - MARGIN - fabsf(low) * 0x1p-20f - rounding;
-  const Winner found = settle(scratch, row, rows, draw, chunk, bounds, limit, threshold);
-  return known.loses_to(found) ? found : known;
+  const float least = limit.value(draw);
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    if (bounds[v] > -INFINITY_F32 && bounds[v] >= least) {
+      const i32 place = atomicAdd(&scratch.num_vectors, 1);
+      scratch.vectors[place] = chunk * CHUNK_VECTORS + v * THREADS + threadIdx.x;
+      if (place >= FULL - 1) scratch.full[turn % 2] = chunk;
+    }
+  }
 }
 
-// One pass of the cluster over its row.
+// One pass of the cluster over its row: the winner among what is below the threshold, all mass, the largest logit.
 DEVICE Found find_winner(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw,
                          const Threshold& threshold, bool with_mass, i32 pass, Screen& screen) {
   Found found = {NO_WINNER, -INFINITY_F32, 0.0};
+  Limit limit;
   float mass = 0.0f;  // of this thread, relative to found.top
-  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
+  if (threadIdx.x == 0) scratch.num_vectors = 0, scratch.full[0] = scratch.full[1] = -1;
+  int turn = 0;
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster, ++turn) {
     if (pass == 0 || rows.num_chunks() > rows.cluster) {  // else it is known from the pass before
       scan(row, rows, draw, chunk, screen);
-      screen.top = value_of(block_max_key(order_key(screen.top), scratch.warp_keys[0]));
+      screen.top = block_max_or_nan(screen.top, scratch.warp_keys[turn % 2]);
+    } else {
+      __syncthreads();
     }
     const float old = found.top, top = screen.top;
     found.top = max_or_nan(old, top);
-    if (!(top < INFINITY_F32) || top == -INFINITY_F32) {  // bad, or nothing here; all threads alike
+    if (!(found.top < INFINITY_F32)) break;  // bad; all threads alike
+    if (turn > 0 && scratch.full[(turn - 1) % 2] == chunk - rows.cluster) {
+      found.winner = settle(scratch, row, rows, draw, threshold, found.winner);
+      if (threadIdx.x == 0) scratch.num_vectors = 0;
       __syncthreads();
-      continue;
     }
+    if (top == -INFINITY_F32 || top < threshold.value) continue;
     if (with_mass) {
       const float before = old == -INFINITY_F32 ? 0.0f : mass * exp_scaled(old - found.top, draw.log2_scale);
       mass = before + mass_above(row, draw, chunk, top, threshold) * exp_scaled(top - found.top, draw.log2_scale);
     }
-    found.winner = chunk_winner(scratch, row, rows, draw, chunk, screen, threshold, found.winner);
+    // Noise spans 33 + 4.6: nothing of the chunks before can win then.
+    if (limit.low == -INFINITY_F32 || (top - old) * draw.log2_scale > 40.0f) limit = {top, -INFINITY_F32};
+    list_vectors(scratch, row, rows, draw, chunk, turn, screen, threshold, limit);
   }
-  if (with_mass) {
-    const double sum = warp_sum(static_cast<double>(mass));
-    if (lane_id() == 0) scratch.warp_sums[0][warp_id()] = sum;
-    __syncthreads();
-    found.mass = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
+  found.winner = settle(scratch, row, rows, draw, threshold, found.winner);
+  if (with_mass) found.mass = block_sum(mass, scratch.warp_sums[0]);
+  return found;
+}
+
+// This block's mass above the threshold, relative to `top`.
+DEVICE double find_mass(Scratch& scratch, const Row& row, const Rows& rows, const Draw& draw, float top,
+                        const Threshold& threshold) {
+  double mass = 0;
+  for (i32 chunk = rows.block(); chunk < rows.num_chunks(); chunk += rows.cluster) {
+    mass += mass_above(row, draw, chunk, top, threshold);
   }
-  return exchange(scratch, rows, draw, found, pass);
+  return block_sum(mass, scratch.warp_sums[0]);
 }
 
 // ---- the top-p set -----------------------------------------------------------------------------------------------
@@ -378,11 +409,7 @@ DEVICE bool exact_mass_is_below(Scratch& scratch, const Row& row, const Rows& ro
       if (threshold.is_below(value, id)) above += mass;
     }
   }
-  above = warp_sum(above), all = warp_sum(all);
-  if (lane_id() == 0) scratch.warp_sums[0][warp_id()] = above, scratch.warp_sums[1][warp_id()] = all;
-  __syncthreads();
-  above = warp_sum<WARPS>(scratch.warp_sums[0][lane_id() % WARPS]);
-  all = warp_sum<WARPS>(scratch.warp_sums[1][lane_id() % WARPS]);
+  above = block_sum(above, scratch.warp_sums[0]), all = block_sum(all, scratch.warp_sums[1]);
   const Message message = {static_cast<u64>(__double_as_longlong(above)),
                            static_cast<u64>(__double_as_longlong(all))};
   const Message* messages = exchange_words(scratch, rows, message, 2);
@@ -421,32 +448,36 @@ DEVICE void run_passes(Scratch& scratch, const Row& row, const Rows& rows, const
   Threshold threshold = {-INFINITY_F32, -4};  // below every column, those before the row too
   Screen screen;
   double all = 0;
-  i32 token = -1;
+  float top = 0.0f;
+  i32 token = -1, turn = 0;
 #pragma unroll 1
   for (i32 pass = 0;; ++pass) {
-    Found found = find_winner(scratch, row, rows, draw, threshold, !lists && draw.top_p < 1, pass, screen);
-    const bool bad = !(found.top < INFINITY_F32);
+    const bool with_mass = pass == 0 && !lists && draw.top_p < 1;
+    Found found = find_winner(scratch, row, rows, draw, threshold, with_mass, pass, screen);
+    found = exchange(scratch, rows, draw, found, turn++);
+    if (pass == 0) all = found.mass, top = found.top;
+    const bool bad = !(top < INFINITY_F32);
     if (bad) found.winner = NO_WINNER;
+    const Winner& winner = found.winner;
     if (lists) {
-      if (writes && pass == 0) out.top[rows.index()] = bad ? NAN_F32 : found.top;
-      const bool ends = found.winner.score == 0 || pass + 1 == out.capacity;
+      if (writes && pass == 0) out.top[rows.index()] = bad ? NAN_F32 : top;
+      const bool ends = winner.score == 0 || pass + 1 == out.capacity;
       const i32 last = ends ? out.capacity : pass + 1;
       for (i32 i = pass; writes && i < last; ++i) {
-        out.write(rows.index() * out.capacity + i, i == pass ? found.winner : NO_WINNER, rows.first_id);
+        out.write(rows.index() * out.capacity + i, i == pass ? winner : NO_WINNER, rows.first_id);
       }
       if (ends) return;
-    } else if (pass == 0) {
-      if (found.winner.score == 0) break;
-      token = rows.first_id + found.winner.id;
-      if (draw.top_p >= 1) break;
-      all = found.mass;
     } else {
-      int below = mass_is_below(found.mass, all, draw.top_p);
-      if (below < 0) below = exact_mass_is_below(scratch, row, rows, draw, found.top, threshold);
-      if (below) break;
-      token = rows.first_id + found.winner.id;
+      if (winner.score == 0) break;
+      token = rows.first_id + winner.id;
     }
-    threshold = {found.winner.value, found.winner.id};
+    threshold = {winner.value, winner.id};
+    if (lists) continue;
+    if (draw.top_p >= 1) break;
+    const Found mine = {NO_WINNER, top, find_mass(scratch, row, rows, draw, top, threshold)};
+    int below = mass_is_below(exchange(scratch, rows, draw, mine, turn++).mass, all, draw.top_p);
+    if (below < 0) below = exact_mass_is_below(scratch, row, rows, draw, top, threshold);
+    if (below) break;
   }
   if (writes) out.token_ids[rows.index()] = token;
 }
