@@ -6,7 +6,7 @@
 //   how  The blocks of a row read it once and exchange the maxima of 2 K groups of threads: the K-th largest of these
 //        bounds the K-th largest logit from below, and few logits reach it (1.4 K of random ones). Each block tells all
 //        others its own, counts for each how many of all are better and writes it to that place. A block that finds
-//        more than K (sorted rows, rows of ties) first ranks its own: there the maxima of single reads are the bound,
+//        more than 2 K (sorted rows, rows of ties) first ranks its own: there the maxima of single reads are the bound,
 //        which leaves it K times a read's logits at most, whatever the data.
 //        Sums are taken warp by warp and chunk by chunk, then over these in order: the same bits whatever K, the batch
 //        and the number of blocks.
@@ -17,9 +17,10 @@
 
 constexpr int MAX_K = 256;
 constexpr int MAX_GROUPS = 512;  // of a row; at least MAX_K for every cluster size
+constexpr int ROOM = 2;          // times K candidates of a block: of two blocks each finds 0.8 K, of random logits
 constexpr int SPREAD = 4;        // lanes that rank one candidate of a crowded block
 constexpr float LEAST = -3.4028234663852886e38f;
-static_assert(MAX_K <= THREADS && MAX_GROUPS <= THREADS, "a thread holds one of them");
+static_assert(ROOM * MAX_K <= THREADS && MAX_GROUPS <= THREADS, "a thread holds one of them");
 
 // Bits of an order key that say nothing, because Scalar is narrower than float.
 constexpr int BLANK_BITS = sizeof(Scalar) == 4 ? 0 : DTYPE == 1 ? 16 : 13;
@@ -47,7 +48,7 @@ struct Total {  // sum = sum of exp(logit - top); NaN as soon as a NaN or +inf w
 struct Scratch {
   u32 num_items, num_candidates;
   u32 reaching[2][WARPS];  // groups that reach a warp's guess of the level
-  u32 ranks[MAX_K];
+  u32 ranks[ROOM * MAX_K];
   double lse;
   // Written by all blocks of the row:
   u32 levels[MAX_GROUPS];  // of groups of threads, 0 for none
@@ -56,10 +57,10 @@ struct Scratch {
 
 // Dynamic shared memory.
 struct Plan {
-  u64* lists;       // [cluster][k], what each block found; counts says how many
+  u64* lists;       // [cluster][ROOM * k], what each block found; counts says how many
   u64* totals;      // [chunks][WARPS], a Total each
   u64* candidates;  // [k of the reads before + k * logits of a read]
-  u32* items;       // [k], a thread and chunk that hold a candidate: place in tops
+  u32* items;       // [ROOM * k], a thread and chunk that hold a candidate: place in tops
   Scalar* tops;     // [chunks of this block][THREADS], the largest logit of each
 };
 
@@ -121,7 +122,7 @@ DEVICE u32 find_level(Scratch& scratch, i32 num_groups, i32 k) {
     count = scratch.reaching[turn][lane_id() % WARPS];
     const int enough = __popc(__ballot_sync(FULL_MASK, count >= k) << (WARP - WARPS));  // warps with k or more
     high = min(high, low + step * (enough + 1)), low += step * enough;
-    if (enough > 0 && __shfl_sync(FULL_MASK, count, enough - 1) <= k + k / 4) break;
+    if (enough > 0 && __shfl_sync(FULL_MASK, count, enough - 1) <= k + k / 8) break;
   }
   return low;
 }
@@ -155,8 +156,8 @@ DEVICE void collect(const Logits& logits, i32 start, i32 num_ids, u64* list, u32
 }
 
 // Lists the block's logits that reach the level: first the threads and chunks that hold any, then what these hold, all
-// read again at once. Returns how many; more than k say only that.
-DEVICE i32 collect_row(const Row& row, i32 block, i32 num_chunks, i32 cluster, float top, u32 level, i32 k,
+// read again at once. Returns how many; more than there is room for say only that.
+DEVICE i32 collect_row(const Row& row, i32 block, i32 num_chunks, i32 cluster, float top, u32 level, i32 room,
                        const Plan& plan, Scratch& scratch) {
   if (level_of(top) >= level) {
     i32 place = threadIdx.x;
@@ -164,16 +165,16 @@ DEVICE i32 collect_row(const Row& row, i32 block, i32 num_chunks, i32 cluster, f
     for (i32 chunk = block; chunk < num_chunks; chunk += cluster, place += THREADS) {
       if (level_of(to_float(plan.tops[place])) < level) continue;
       const u32 item = atomicAdd(&scratch.num_items, 1);
-      if (item < k) plan.items[item] = place;
+      if (item < room) plan.items[item] = place;
     }
   }
   __syncthreads();
   const i32 num_items = scratch.num_items;
-  if (num_items > k) return num_items;  // each holds a candidate
+  if (num_items > room) return num_items;  // each holds a candidate
   for (i32 i = threadIdx.x; i < num_items * VECTORS; i += THREADS) {
     const u32 item = plan.items[i / VECTORS], chunk = block + item / THREADS * cluster;
     const i32 index = (chunk * VECTORS + i % VECTORS) * THREADS + item % THREADS;
-    collect(load_vector(row, index), index * PER_VECTOR, row.num_ids, plan.candidates, k, scratch.num_candidates,
+    collect(load_vector(row, index), index * PER_VECTOR, row.num_ids, plan.candidates, room, scratch.num_candidates,
             [&](u64 key) { return static_cast<u32>(key >> (32 + BLANK_BITS)) >= level; });
   }
   __syncthreads();
@@ -200,7 +201,7 @@ DEVICE void rank_keys(const u64* keys, i32 count, i32 k, u64* sorted) {
 DEVICE i32 rank_block(const Row& row, const Params& p, i32 block, i32 num_chunks, const Plan& plan, Scratch& scratch) {
   constexpr int THREAD_BITS = 10;
   static_assert(THREADS <= 1 << THREAD_BITS, "the thread fits");
-  u64* own = plan.lists + block * p.k;  // no other block writes this place here
+  u64* own = plan.lists + block * ROOM * p.k;  // no other block writes this place here
   i32 kept = 0;                         // keys of the reads before, at the front of the candidates
   __syncthreads();                      // all have read the number of candidates, which is counted anew
   for (i32 read = block * VECTORS; read < num_chunks * VECTORS;) {
@@ -249,7 +250,7 @@ DEVICE void send(const Params& p, i32 block, i32 count, const Plan& plan, Scratc
   const i32 parts = WARPS / p.cluster, part = warp_id() / p.cluster, target = warp_id() % p.cluster;
   if (part >= parts) return;
   for (i32 i = part * WARP + lane_id(); i < count; i += parts * WARP) {
-    store_remote(plan.lists + block * p.k + i, target, plan.candidates[i]);
+    store_remote(plan.lists + block * ROOM * p.k + i, target, plan.candidates[i]);
   }
   if (part == 0 && lane_id() == 0) store_remote(&scratch.counts[block], target, static_cast<u32>(count));
 }
@@ -257,9 +258,9 @@ DEVICE void send(const Params& p, i32 block, i32 count, const Plan& plan, Scratc
 // Writes what this block found to its places among what all blocks found: a lane counts for one of them, a warp over a
 // part of one block's list.
 DEVICE void write_row(const Plan& plan, Scratch& scratch, const Params& p, i32 block, i32 count, i64 row) {
-  const u64* own = plan.lists + block * p.k;
+  const u64* own = plan.lists + block * ROOM * p.k;
   const i32 parts = WARPS / p.cluster, part = warp_id() / p.cluster, other = warp_id() % p.cluster;
-  const u64* list = plan.lists + other * p.k;
+  const u64* list = plan.lists + other * ROOM * p.k;
   const i32 length = part < parts ? scratch.counts[other] : 0;
   for (i32 first = 0; first < count; first += WARP) {
     const u64 key = first + lane_id() < count ? own[first + lane_id()] : ~u64(0);
@@ -317,13 +318,14 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   const Params p = {logits, stream_stride,   row_stride, rows_per_stream, num_ids,   first_id, k,
                     cluster, groups_per_warp, values,     token_ids,       nonfinite, lse};
   const i32 block = blockIdx.x % cluster, num_chunks = max(cdiv(num_ids, CHUNK), 1);
-  u64* candidates = memory + cluster * k + num_chunks * WARPS;
+  u64* totals = memory + cluster * ROOM * k;
+  u64* candidates = totals + num_chunks * WARPS;
   u32* items = reinterpret_cast<u32*>(candidates + k * (1 + PER_VECTOR));
-  const Plan plan = {memory, memory + cluster * k, candidates, items, reinterpret_cast<Scalar*>(items + k)};
+  const Plan plan = {memory, totals, candidates, items, reinterpret_cast<Scalar*>(items + ROOM * k)};
   const i64 index = blockIdx.x / cluster, stream = index / rows_per_stream;
   const Row row = row_of(logits, stream * stream_stride + (index - stream * rows_per_stream) * row_stride, num_ids, 0);
   if (threadIdx.x == 0) scratch.num_items = scratch.num_candidates = 0;
-  if (threadIdx.x < MAX_K) scratch.ranks[threadIdx.x] = 0;
+  if (threadIdx.x < ROOM * MAX_K) scratch.ranks[threadIdx.x] = 0;
   cluster_begin();
   grid_dependency_wait();
   grid_dependency_launch();  // it waits for this one's end, but its blocks are there by then
@@ -334,8 +336,8 @@ draft_topk(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per
   cluster_arrive();
   cluster_wait();
   const u32 level = find_level(scratch, cluster * WARPS * groups_per_warp, k);
-  i32 count = collect_row(row, block, num_chunks, cluster, top, level, k, plan, scratch);
-  if (count > k) count = rank_block(row, p, block, num_chunks, plan, scratch);
+  i32 count = collect_row(row, block, num_chunks, cluster, top, level, ROOM * k, plan, scratch);
+  if (count > ROOM * k) count = rank_block(row, p, block, num_chunks, plan, scratch);
   send(p, block, count, plan, scratch);
   cluster_arrive();
   if (warp_id() == WARPS - 1) {

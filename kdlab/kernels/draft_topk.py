@@ -18,16 +18,16 @@ from kdlab.kernels.reference_shards import TopKShard
 
 __all__ = ["TopK", "TopKShard", "draft_topk", "draft_topk_cost", "draft_topk_shard", "merge_topk"]
 
-MAX_K = 256  # as in the .cu
+MAX_K, _ROOM = 256, 2  # as in the .cu
 _WARP = 32
 _NO_TOKEN = 2**31 - 1
-_DYNAMIC_BYTES = 98_000  # of a block: with the static part within the 101,376 bytes of sm_89 and sm_120
+_DYNAMIC_BYTES = 97_000  # of a block: with the static part within the 101,376 bytes of sm_89 and sm_120
 
 
 def _shared_bytes(k: int, cluster: int, num_chunks: int, item_bytes: int) -> int:
     """`Plan` in the .cu: lists, sums, candidates and items, and the largest logit of every thread and chunk."""
-    words = k * cluster + num_chunks * (THREADS // _WARP) + k * (1 + 16 // item_bytes)
-    return 8 * words + 4 * k + -(-num_chunks // cluster) * THREADS * item_bytes
+    words = _ROOM * k * cluster + num_chunks * (THREADS // _WARP) + k * (1 + 16 // item_bytes)
+    return 8 * words + 4 * _ROOM * k + -(-num_chunks // cluster) * THREADS * item_bytes
 
 
 def _groups_per_warp(k: int, cluster: int) -> int:
@@ -145,8 +145,8 @@ def _draft_topk(
     kernel = jit.kernel(_build(logits.dtype), "draft_topk", logits.device)
     chunks = count_chunks(num_ids, logits.element_size())
     shared_bytes = functools.partial(_shared_bytes, k, num_chunks=chunks, item_bytes=logits.element_size())
-    # Two blocks alone would find more candidates than it has room for.
-    cluster = cluster_size(kernel, num_rows, chunks, shared_bytes, least=4)
+    # One block alone would find more candidates than it has room for.
+    cluster = cluster_size(kernel, num_rows, chunks, shared_bytes, least=2)
     strides = np.int64(logits.stride(0)), np.int64(logits.stride(1))
     sizes = (logits.shape[1], num_ids, first_id, k, cluster, _groups_per_warp(k, cluster))
     kernel.launch(
