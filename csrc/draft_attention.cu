@@ -15,7 +15,7 @@
 
 struct Config {
   static constexpr int D = HEAD_DIM, CHUNKS = D / 8, ROW_BYTES = 2 * D;
-  static constexpr int TILE_ROWS = 64, TILE_KEYS = 64, STAGES = 3;
+  static constexpr int TILE_ROWS = 64, TILE_KEYS = 64, STAGES = 2;
   static constexpr int GROUPS = 2, GROUP_KEYS = TILE_KEYS / GROUPS, ROW_WARPS = TILE_ROWS / 16;
   static constexpr int GROUP_THREADS = ROW_WARPS * WARP, THREADS = GROUPS * GROUP_THREADS;
   static constexpr int KEY_STEPS = D / 16, VALUE_TILES = D / 8;  // mma steps along a query, tiles of 8 output columns
@@ -59,7 +59,8 @@ struct Stage {
   alignas(128) u8 values[Config::GROUP_KEYS * Config::ROW_BYTES];
 };
 struct Plan {
-  Stage stages[Config::GROUPS][Config::STAGES];  // queries pass through a group's last on their way to registers
+  alignas(128) u8 queries[Config::TILE_ROWS * Config::ROW_BYTES];
+  Stage stages[Config::GROUPS][Config::STAGES];
 };
 // How the second group hands its sums over, in the memory of the stages.
 struct Exchange {
@@ -68,8 +69,7 @@ struct Exchange {
 };
 static_assert(sizeof(Plan) == PLAN_BYTES, "the launch asks for as much");
 static_assert(PLAN_BYTES <= 101376, "shared memory of a block on sm_89 and sm_120");
-static_assert(Config::TILE_ROWS * Config::ROW_BYTES == sizeof(Stage), "queries fit where keys and values stand");
-static_assert(sizeof(Exchange) <= sizeof(Plan), "fits where keys and values stood");
+static_assert(sizeof(Exchange) <= sizeof(Plan::stages), "fits where keys and values stood");
 
 // Offset of a chunk of 16 bytes: 8 rows of one column of chunks, which ldmatrix reads together, lie in different banks.
 DEVICE u32 place(int row, int chunk) {
@@ -123,10 +123,11 @@ struct Copier {
   // Rows beyond the last one come as zeros.
   DEVICE void queries(const Sources& from, const Sizes& sizes, const Unit& unit, u32 shared) const {
 #pragma unroll
-    for (int i = 0; i < Config::TILE_ROWS / STEP; ++i) {
-      const Row at(sizes, unit, row + i * STEP);
+    for (int i = 0; i < Config::TILE_ROWS / STEP / Config::GROUPS; ++i) {
+      const int place = row + (i * Config::GROUPS + threadIdx.x / Config::GROUP_THREADS) * STEP;
+      const Row at(sizes, unit, place);
       const int offset = at.used ? at.slot * from.q_row + at.head * Config::D + chunk * 8 : 0;
-      copy_async(shared + to + i * STEP * Config::ROW_BYTES, from.q + offset, at.used);
+      copy_async(shared + to + (place - row) * Config::ROW_BYTES, from.q + offset, at.used);
     }
   }
 
@@ -160,7 +161,6 @@ struct Copier {
 DEVICE float finite(float best) { return best == -INFINITY_F32 ? 0.0f : best; }
 
 struct State {
-  u32 q[Config::KEY_STEPS][4];        // A fragments
   float o[Config::VALUE_TILES][4];    // D fragments, not yet divided
   float best[2], sum[2];              // of rows lane / 4 and that + 8: maximum in log2; this lane's share of the sum
   int low[2], high[2];                // keys that those rows see
@@ -180,21 +180,16 @@ DEVICE void begin(State& state, const Sizes& sizes, const Unit& unit, const Shar
   }
 }
 
-DEVICE void load_queries(State& state, u32 queries, int row_warp) {
-#pragma unroll
-  for (int step = 0; step < Config::KEY_STEPS; ++step)
-    load_matrices(state.q[step], queries + place(row_warp * 16 + lane_id() % 16, 2 * step + lane_id() / 16));
-}
-
 // Scores of the group's keys from number `key` on in log2, -inf where a row does not see a key.
-DEVICE void score(const State& state, u32 keys, int key, float scale_log2,
+DEVICE void score(const State& state, u32 queries, u32 keys, int key, float scale_log2,
                   float (&scores)[Config::GROUP_KEYS / 8][4]) {
   constexpr int LOADS = Config::GROUP_KEYS / 16;
   const int row = lane_id() % 8 + lane_id() / 16 * 8, half = lane_id() / 8 % 2;
-  u32 b[2][LOADS][4];  // of this step and the next: a multiplication that waits for its own load waits long
+  u32 a[2][4], b[2][LOADS][4];  // of this step and the next: a product that waits for its own load waits long
 #pragma unroll
   for (int step = -1; step < Config::KEY_STEPS; ++step) {
     if (step + 1 < Config::KEY_STEPS) {
+      load_matrices(a[(step + 1) % 2], queries + place(lane_id() % 16, 2 * step + 2 + lane_id() / 16));
 #pragma unroll
       for (int n = 0; n < LOADS; ++n)
         load_matrices(b[(step + 1) % 2][n], keys + place(row + n * 16, 2 * step + 2 + half));
@@ -203,8 +198,8 @@ DEVICE void score(const State& state, u32 keys, int key, float scale_log2,
 #pragma unroll
     for (int n = 0; n < LOADS; ++n) {
       const u32 (&now)[4] = b[step % 2][n];
-      multiply_add<Scalar>(scores[2 * n], state.q[step], now[0], now[1]);
-      multiply_add<Scalar>(scores[2 * n + 1], state.q[step], now[2], now[3]);
+      multiply_add<Scalar>(scores[2 * n], a[step % 2], now[0], now[1]);
+      multiply_add<Scalar>(scores[2 * n + 1], a[step % 2], now[2], now[3]);
     }
   }
   // The rows of one tile see different keys only at the window's edge and among the block's slots.
@@ -344,7 +339,7 @@ DEVICE void store(const State& state, const Sizes& sizes, const Unit& unit, bool
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::THREADS)
+extern "C" __global__ void __launch_bounds__(Config::THREADS, 2)
     draft_attention(const Scalar* q, const Scalar* block_k, const Scalar* block_v, const Scalar* keys,
                     const Scalar* values, const i32* __restrict__ starts, Scalar* __restrict__ o,
                     float* __restrict__ o_partial, float2* __restrict__ stats_partial, i64 q_stream, i64 k_stream,
@@ -364,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS)
   if (count <= 0) return;
   const int group_of_warps = warp_id() / Config::ROW_WARPS, row_warp = warp_id() % Config::ROW_WARPS;
   Stage* stages = plan.stages[group_of_warps];
-  const u32 queries = shared_address(&stages[Config::STAGES - 1]);
+  const u32 queries = shared_address(plan.queries);
   const Sources from{q + unit.stream * q_stream + unit.kv_head * group * Config::D,
                      keys + unit.stream * context_stream + unit.kv_head * Config::D,
                      values + unit.stream * context_stream + unit.kv_head * Config::D,
@@ -381,11 +376,11 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS)
   for (int i = 1 - Config::STAGES; i < count; ++i) {
     if (i >= 0) {
       copy_async_wait<Config::STAGES - 2>();
-      named_barrier(1 + group_of_warps, Config::GROUP_THREADS);
-    }
-    if (i == 0) {
-      load_queries(state, queries, row_warp);
-      named_barrier(1 + group_of_warps, Config::GROUP_THREADS);
+      if (i == 0) {
+        __syncthreads();  // the queries came by both groups
+      } else {
+        named_barrier(1 + group_of_warps, Config::GROUP_THREADS);
+      }
     }
     const int ahead = i + Config::STAGES - 1;
     if (ahead < count)
@@ -394,7 +389,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS)
     if (i < 0 || !has_rows) continue;
     const Stage& stage = stages[i % Config::STAGES];
     float scores[Config::GROUP_KEYS / 8][4] = {};
-    score(state, shared_address(stage.keys), first_key + i * Config::TILE_KEYS, scale_log2, scores);
+    const u32 own = queries + row_warp * 16 * Config::ROW_BYTES;
+    score(state, own, shared_address(stage.keys), first_key + i * Config::TILE_KEYS, scale_log2, scores);
     weigh(state, scores);
     add_values(state, shared_address(stage.values), scores);
   }

@@ -19,8 +19,8 @@ HEAD_DIMS = (32, 64, 128)
 """Widths of a head that the kernel has: of the tiny pair, of the mini and of the published K2.6 drafter."""
 ALL = 2**30
 """A window that no context reaches."""
-_TILE_ROWS, _TILE_KEYS, _STAGES, _THREADS, _MERGE_WARPS = 64, 64, 3, 256, 32  # as in the .cu
-_MIN_TILES = 1
+_TILE_ROWS, _TILE_KEYS, _STAGES, _THREADS, _MERGE_WARPS = 64, 64, 2, 256, 32  # as in the .cu
+_BLOCKS_A_SM, _MIN_TILES = 2, 1
 _MAX_ROWS, _MAX_PAST = 2**20, 2**30  # the .cu divides in float, and counts in 32 bits within a stream
 _ALIGNMENT = 16  # bytes that the kernel copies at once
 
@@ -34,7 +34,7 @@ def build(head_dim: int, dtype: torch.dtype) -> Build:
 
 
 def _shared_bytes(head_dim: int) -> int:
-    return _STAGES * 2 * _TILE_KEYS * 2 * head_dim  # keys and values of a tile in each stage
+    return 2 * head_dim * (_TILE_ROWS + _STAGES * 2 * _TILE_KEYS)  # queries; keys and values of a tile in each stage
 
 
 BUILDS = tuple(build(head_dim, dtype) for head_dim in HEAD_DIMS for dtype in MMA_DTYPES)
@@ -206,7 +206,7 @@ def _draft_attention(
 
 def _num_splits(units: int, num_keys: int, multiprocessors: int) -> int:
     """Return how many parts the keys of a unit are cut into: enough for all multiprocessors, a tile a part at least."""
-    return max(1, min(multiprocessors // units, -(-num_keys // (_MIN_TILES * _TILE_KEYS))))
+    return max(1, min(_BLOCKS_A_SM * multiprocessors // units, -(-num_keys // (_MIN_TILES * _TILE_KEYS))))
 
 
 def _merge_warps(num_rows: int, splits: int, multiprocessors: int) -> int:
