@@ -1,10 +1,11 @@
-"""Stages captured piece by piece: the pieces do the call's work, and a chain is one stage's work alone."""
+"""Stages of one captured call: all of it does the call's work, and a chain is one stage's work alone."""
 
 import pytest
 import torch
 
-from kdlab.bench.segments import OTHER, record_segments
+from kdlab.bench.segments import OTHER, _edges, joints, record_segments
 from kdlab.errors import KdlabError, UnsupportedDevice
+from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import observed, stage
 
 
@@ -35,6 +36,33 @@ def test_no_gpu_is_said():
         pytest.skip("this machine has a GPU")
     with pytest.raises(UnsupportedDevice, match="segments"):
         record_segments(lambda: None)
+
+
+LINE = [(1, 2, None), (2, 3, "early"), (3, 4, "early"), (4, 5, None), (5, 6, "early")]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kernels", "expected"),
+    [
+        ([[1, 2], [5, 6]], {2, 5}, [(2, 5, None)]),  # 5 waited for all of what was ahead of it
+        ([[1, 2], [4, 5]], {2, 4}, [(2, 4, "early")]),
+        ([[1, 2], [4, 5]], {4}, [(2, 4, None)]),  # a copy ahead of it
+        ([[1, 2], [4], [6]], {2, 4, 6}, [(2, 4, "early"), (4, 6, "early")]),
+        ([[1, 2], [3, 4]], {2, 3}, []),  # there already
+        ([[3, 4]], {3, 4}, []),
+        ([], set(), []),
+    ],
+)
+def test_pieces_of_a_line_stand_one_behind_the_other(pieces, kernels, expected):
+    assert joints(pieces, LINE, kernels) == expected
+
+
+def test_pieces_with_branches_wait_for_all_of_what_is_ahead():
+    edges = [(1, 2, None), (1, 3, None), (2, 4, None), (3, 4, None), (4, 5, "early"), (4, 6, None)]
+    every = {1, 2, 3, 4, 5, 6}
+    assert joints([[1, 2, 3], [5, 6]], edges, every) == [(2, 5, None), (3, 5, None), (2, 6, None), (3, 6, None)]
+    assert joints([[1], [5, 6]], edges, every) == [(1, 5, "early"), (1, 6, None)]
+    assert joints([[2, 3], [4]], edges, every) == []
 
 
 def chain_of_products(weights, x, norms):
@@ -88,3 +116,32 @@ def test_stages_that_nest_and_calls_that_fail_leave_the_device_well():
     with pytest.raises(ZeroDivisionError):
         record_segments(lambda: torch.zeros(1, device="cuda") + 1 // 0)
     assert float(torch.ones(1, device="cuda") + 1) == 2.0
+
+
+@pytest.mark.gpu
+def test_kernels_overlap_the_one_ahead_in_a_chain_too():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("kernels that overlap, on Hopper and later")
+    weights = [torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) / 16 for _ in range(3)]
+    x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
+
+    def call():
+        out = x
+        for weight in weights:
+            with stage("product"):
+                out = skinny_linear(skinny_linear(out, weight, impl="cuda"), weight, impl="cuda")
+            with stage("norm"):
+                out = out / out.norm()
+        return out
+
+    expected = call()
+    segments = record_segments(call)
+    assert torch.equal(segments.kept[0], expected)
+    edges = _edges(segments.graph.raw_cuda_graph())
+    products = [nodes for name, nodes in segments.pieces if name == "product"]
+    assert [len(nodes) for nodes in products] == [2, 2, 2]
+    linked = joints(products, edges, {node for nodes in products for node in nodes})
+    assert [data is not None for _, _, data in linked] == [True, True]
+    segments.chain("product", times=3)()
+    segments.replay()
+    assert torch.equal(segments.kept[0], expected)
