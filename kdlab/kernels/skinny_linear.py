@@ -29,7 +29,7 @@ _MAX_CLUSTER = 8
 _MIN_STAGES, _MAX_STAGES = 3, 8
 _FEW_BLOCKS, _MOST_BLOCKS = 300, 600
 _LARGE, _LARGE_ROWS = 30_000_000, 40  # values of a matrix, and rows that such a one still wins at
-_PLAIN, _FLOAT, _GATED = 0, 1, 2
+PLAIN, FLOAT, GATED = 0, 1, 2  # what `run_skinny` makes of the sums, as in the .cu
 _ALIGNMENT = 16
 
 
@@ -247,7 +247,7 @@ def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan |
 
 @cuda_op("skinny_linear")
 def _skinny_linear(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
-    features, epilogue = weight.shape[0], _GATED if gated else _FLOAT if wide else _PLAIN
+    features, epilogue = weight.shape[0], GATED if gated else FLOAT if wide else PLAIN
     y = x.new_empty(x.shape[0], features // 2 if gated else features, dtype=torch.float32 if wide else x.dtype)
     run_skinny(x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0), epilogue)
     return y
@@ -261,7 +261,7 @@ def _(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
 
 @cuda_op("skinny_matmul", mutates_args=("out",))
 def _skinny_matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    run_skinny(x, weight.mT, out, _PLAIN)
+    run_skinny(x, weight.mT, out, PLAIN)
 
 
 @_skinny_matmul.register_fake
