@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help lab test check pictures clean distclean ready
+.PHONY: help lab test check docs pictures clean distclean ready
 
 DEVICE ?= cpu
 JOBS ?= 2
@@ -35,7 +35,8 @@ help:
 	@echo "               FULL=1: all prompts and budgets; DEVICE=cuda PYTHON=/path/to/python: with that interpreter as it is"
 	@echo "make test      set up, run the whole test suite (JOBS=$(JOBS) at a time)"
 	@echo "make check     ruff, mypy and the notebooks' outputs"
-	@echo "make pictures  put two figures of the last lab run into docs/, for the README"
+	@echo "make docs      set up, build the pages of docs/ and the reference into build/site; a broken link fails it"
+	@echo "make pictures  run the lab, put the figures that README and docs show into docs/pictures"
 	@echo "make clean     remove runs, figures, reports and caches (distclean: the environment too)"
 
 lab: $(READY)
@@ -55,6 +56,10 @@ check: $(READY)
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@$(PY) -m nbstripout --verify --keep-id notebooks/*.ipynb
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+	@echo "build/site/index.html"
 
 pictures: lab
 	@mkdir -p docs
