@@ -9,12 +9,14 @@ from kdlab.study.cost import CostTable, speed
 from kdlab.study.gain import gain_by_kind
 from kdlab.study.path_rank import min_budget
 from kdlab.study.repetition import repeated_share, repetition, without_loops
+from kdlab.study.siblings import acceptance_after_sibling
 from kdlab.study.summary import length_histogram, summarize
 from kdlab.study.sweeps import sweep, sweep_ar
 
 __all__ = [
     "BestBudget",
     "CostTable",
+    "acceptance_after_sibling",
     "acceptance_by_depth",
     "acceptance_by_rank",
     "best_budget",
