@@ -7,6 +7,7 @@ from kdlab.errors import ArgumentError
 PACKAGE = Path(__file__).resolve().parent
 REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
+GRIDS = REPOSITORY / "runs" / "grids"
 # The CUDA sources: an installed wheel holds them inside the package, a clone (or an editable install of it) beside it.
 CSRC = PACKAGE / "csrc" if (PACKAGE / "csrc").is_dir() else REPOSITORY / "csrc"
 
