@@ -6,6 +6,7 @@ from typing import Any
 
 from kdlab.cli import bench_round, bench_verbs, doctor, model_verbs, notebook_verbs
 from kdlab.cli.ranks import add_rank_options
+from kdlab.cli.trace_verbs import add_traces
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(verbs)
     _add_record(verbs)
     _add_sweep(verbs)
+    add_traces(verbs, _add_verb)
     _add_bench(verbs)
     _add_run(verbs)
     _add_report(verbs)

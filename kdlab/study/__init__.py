@@ -12,10 +12,16 @@ from kdlab.study.repetition import repeated_share, repetition, without_loops
 from kdlab.study.siblings import acceptance_after_sibling
 from kdlab.study.summary import length_histogram, summarize
 from kdlab.study.sweeps import sweep, sweep_ar
+from kdlab.study.traces import check_trace, load_trace, save_trace
+from kdlab.study.traces_engines import import_responses
+from kdlab.study.traces_jsonl import read_json_lines
+from kdlab.study.traces_rounds import RoundTrace, round_trace, trace_of_run
+from kdlab.study.traces_table import trace_limits, trace_summary, traces_table
 
 __all__ = [
     "BestBudget",
     "CostTable",
+    "RoundTrace",
     "acceptance_after_sibling",
     "acceptance_by_depth",
     "acceptance_by_rank",
@@ -23,12 +29,18 @@ __all__ = [
     "calibration",
     "check_comparable",
     "check_headline",
+    "check_trace",
     "gain_by_kind",
+    "import_responses",
     "length_histogram",
+    "load_trace",
     "min_budget",
     "missed_mass",
+    "read_json_lines",
     "repeated_share",
     "repetition",
+    "round_trace",
+    "save_trace",
     "speed",
     "summarize",
     "sweep",
@@ -36,5 +48,9 @@ __all__ = [
     "sweep_ar",
     "sweep_beam",
     "sweep_chains",
+    "trace_limits",
+    "trace_of_run",
+    "trace_summary",
+    "traces_table",
     "without_loops",
 ]
