@@ -59,7 +59,7 @@ def run_traces_check(arguments: argparse.Namespace) -> int:
         else:
             for fault in faults:
                 print(fault)
-            print(f"{len(faults)} faults")
+            print("1 fault" if len(faults) == 1 else f"{len(faults)} faults")
         return 2
     trace = load_trace(arguments.file)
     summary, limits = trace_summary(trace), trace_limits(trace)
