@@ -1,25 +1,36 @@
 """Notebook and parameters in, executed notebook, figures and one HTML report out."""
 
 from kdlab.report.build import build_report
+from kdlab.report.compare import RunComparison, compare_runs
+from kdlab.report.compare_page import build_comparison
 from kdlab.report.figures import export_figures
+from kdlab.report.named import NamedRun, check_complete, find_run
 from kdlab.report.notebook_file import read_notebook, read_notebook_json
 from kdlab.report.outcome import RESULT_MIME, Outcome, last_problem, read_outcome, record_tables, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
+from kdlab.report.pdf import print_pdf
 from kdlab.report.runner import NotebookRun, run_notebook
 from kdlab.report.show import show_figure
 from kdlab.report.summary import conclusions
 
 __all__ = [
     "RESULT_MIME",
+    "NamedRun",
     "NotebookRun",
     "Outcome",
     "Parameter",
+    "RunComparison",
     "bind_parameters",
+    "build_comparison",
     "build_report",
+    "check_complete",
+    "compare_runs",
     "conclusions",
     "declared_parameters",
     "export_figures",
+    "find_run",
     "last_problem",
+    "print_pdf",
     "read_notebook",
     "read_notebook_json",
     "read_outcome",
