@@ -12,6 +12,7 @@ LOCK := requirements-cpu.lock
 NOTEBOOKS := 00_start_here 10_budget_sweep 30_kernels
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
+PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
 
 ifdef PYTHON
 # Somebody's own interpreter: used as it is, nothing is installed.
@@ -62,9 +63,8 @@ docs: $(READY)
 	@echo "build/site/index.html"
 
 pictures: lab
-	@mkdir -p docs
-	@cp figures/00_draft_tree.png docs/draft_tree.png
-	@cp figures/10_budget_sweep.png docs/budget_sweep.png
+	@mkdir -p docs/pictures
+	@cp $(PICTURES:%=figures/%.png) docs/pictures/
 
 ready: $(READY)
 

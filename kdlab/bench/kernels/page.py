@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kdlab.bench.kernels.table import MET, graph_times, kernel_table
+from kdlab.bench.kernels.table import MET, graph_times, kernel_table, with_other_modes
 from kdlab.bench.rows import read_rows
 from kdlab.errors import ArgumentError
 from kdlab.paths import DATA, REPOSITORY
@@ -39,6 +39,7 @@ SELECTED = (
     ("verify_attention", "S=1 N=33 prefix=4096 H=8"),
 )
 _MAIN_ARMS = ("wgmma", "cuda")
+_SMALL_US = 20
 _PLACE = re.compile(r"^<!-- kernels: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _SOURCES = ("gpu", "started_utc", "commit", "driver", "torch")
 
@@ -99,6 +100,15 @@ def _against_flashmla(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     )
 
 
+def _eager(rows: pd.DataFrame, table: pd.DataFrame) -> str:
+    modes = with_other_modes(kernel_table(rows))
+    small = modes[modes["own"] & (modes["us"] < _SMALL_US)]["eager_us"].dropna()
+    return (
+        f"Called eagerly, as rounds with `graph=\"off\"` are, kernels of less than {_SMALL_US} microseconds take "
+        f"{small.median():.0f} in the median of {len(small)} ({small.min():.0f} to {small.max():.0f}): the host's time."
+    )
+
+
 def _selected(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     cases = [table[(table["op"] == op) & (table["case"] == case)] for op, case in SELECTED]
     missing = [case for case, arms in zip(SELECTED, cases, strict=True) if arms.empty]
@@ -139,8 +149,8 @@ def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 _BLOCKS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], str]] = {
-    "source": _source, "goals": _goals, "verdict": _verdict, "flashmla": _against_flashmla, "selected": _selected,
-    "every": _every,
+    "source": _source, "goals": _goals, "verdict": _verdict, "flashmla": _against_flashmla, "eager": _eager,
+    "selected": _selected, "every": _every,
 }  # fmt: skip
 
 
