@@ -22,7 +22,7 @@ FIGURES = {
     "00_start_here": {"00_draft_tree", "00_rounds"},
     "10_budget_sweep": {
         "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
-        "10_cost", "10_budget_sweep",
+        "10_trace", "10_cost", "10_budget_sweep",
     },
     "30_kernels": {
         "30_overview", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits", "30_trees",

@@ -85,6 +85,17 @@ def test_the_worked_example_of_a_field_is_read_and_swept(tmp_path):
     assert set(summary["method"]) == {"ddtree", "chain", "ar"}
 
 
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rounds.jsonl").write_text(EXAMPLES["rounds.jsonl"])
+    Path("other.jsonl").write_text(EXAMPLES["rounds.jsonl"].replace('"method": "chain"', '"method": "tree"'))
+    names: dict[str, object] = {}
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, names)
+    assert len(names["table"]) == 4
+    assert "chain of budget 7 alone" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_rounds_survive_both_forms(tmp_path, suffix):
     rows = [{"prompt_id": "a", "kind": "x", "round": 0, "accepted": 2, "drafted": 3, "parents": [-1, 0, 0, 2]},
