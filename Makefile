@@ -9,7 +9,7 @@ JOBS ?= 2
 
 VENV := .venv
 LOCK := requirements-cpu.lock
-NOTEBOOKS := 00_start_here 10_budget_sweep 30_kernels
+NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
 PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
@@ -60,7 +60,7 @@ check: $(READY)
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
-	@echo "build/site/index.html"
+	@echo "build/site/index.html (searching needs a server: python -m http.server --directory build/site)"
 
 pictures: lab
 	@mkdir -p docs/pictures
