@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab.cli import bench_round, bench_verbs, doctor, model_verbs, notebook_verbs, report_verb
+from kdlab.cli import bench_round, bench_verbs, doctor, grid_verb, model_verbs, notebook_verbs, report_verb
 from kdlab.cli.ranks import add_rank_options
 from kdlab.cli.trace_verbs import add_traces
 from kdlab.source import VERSION
@@ -52,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_traces(verbs, _add_verb)
     _add_bench(verbs)
     _add_run(verbs)
+    _add_grid(verbs)
     _add_report(verbs)
     return parser
 
@@ -230,6 +231,11 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument("--cell-timeout", type=float, metavar="SECONDS", help="limit of each cell")
     parser.add_argument("--again", action="store_true", help="run also when a finished run is there")
     parser.add_argument("--list", action="store_true", help="print the parameters and their defaults, run nothing")
+
+
+def _add_grid(verbs: Any) -> None:
+    text = "Execute one notebook at many parameter points, side by side, and collect their results in one table."
+    grid_verb.add_grid(_add_verb(verbs, "grid", grid_verb.run_grid_verb, text, grid_verb.EXAMPLES, grid_verb.NOTES))
 
 
 def _add_report(verbs: Any) -> None:

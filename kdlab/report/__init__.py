@@ -4,6 +4,7 @@ from kdlab.report.build import build_report
 from kdlab.report.compare import RunComparison, compare_runs
 from kdlab.report.compare_page import build_comparison
 from kdlab.report.figures import export_figures
+from kdlab.report.grid import GridRun, run_grid
 from kdlab.report.named import NamedRun, check_complete, find_run
 from kdlab.report.notebook_file import read_notebook, read_notebook_json
 from kdlab.report.outcome import RESULT_MIME, Outcome, last_problem, read_outcome, record_tables, show_result
@@ -15,6 +16,7 @@ from kdlab.report.summary import conclusions
 
 __all__ = [
     "RESULT_MIME",
+    "GridRun",
     "NamedRun",
     "NotebookRun",
     "Outcome",
@@ -35,6 +37,7 @@ __all__ = [
     "read_notebook_json",
     "read_outcome",
     "record_tables",
+    "run_grid",
     "run_notebook",
     "show_figure",
     "show_result",

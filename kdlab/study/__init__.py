@@ -7,6 +7,7 @@ from kdlab.study.compare import check_comparable, check_headline
 from kdlab.study.controls import sweep_adaptive_chains, sweep_beam, sweep_chains
 from kdlab.study.cost import CostTable, speed
 from kdlab.study.gain import gain_by_kind
+from kdlab.study.grid_table import load
 from kdlab.study.paired import compare_paired, holm
 from kdlab.study.path_rank import min_budget
 from kdlab.study.repetition import repeated_share, repetition, without_loops
@@ -36,6 +37,7 @@ __all__ = [
     "holm",
     "import_responses",
     "length_histogram",
+    "load",
     "load_trace",
     "min_budget",
     "missed_mass",
