@@ -1,4 +1,7 @@
-"""A named run: the executed notebooks below one folder of `runs/`, a point a folder, and whether all finished."""
+"""A named run: the executed notebooks below one folder of `runs/`, a point a folder, and whether all finished.
+
+It is a folder that `kdlab run -o runs/NAME/...` filled, or that of a grid.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +16,7 @@ from kdlab.report.outcome import PARTIAL_SUFFIX, last_problem
 from kdlab.report.placement import FOLDERS, RUNS
 
 PLAN = "grid.json"
-"""Lists the points of a grid under `points`, each with the `id` that is its folder's name."""
+"""Of a grid: holds the parameters of its points by the names of their folders, in the order in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +49,27 @@ class NamedRun:
 def find_run(name: str) -> NamedRun:
     """Look up a run by the name of its folder below `runs/`, or by a folder's path.
 
+    Of a grid only the points of its last call count: others may lie in its folder from before.
+
     Raises:
-        ArgumentError: there is no such folder, or it holds no executed notebook.
+        ArgumentError: there is no such folder, it holds no executed notebook, or its plan is broken.
     """
-    folder = Path(name) if _is_path(name) else RUNS / name
-    if not folder.is_dir():
-        known = ", ".join(sorted(path.name for path in RUNS.iterdir() if path.is_dir())) if RUNS.is_dir() else ""
-        raise ArgumentError("name", f"a named run, a folder of {RUNS} ({known or 'there is none yet'})", repr(name))
-    finished = _by_folder(folder, lambda path: not path.name.endswith(PARTIAL_SUFFIX))
-    partial = _by_folder(folder, lambda path: path.name.endswith(PARTIAL_SUFFIX))
-    problems = {}
-    for path in [path for paths in finished.values() for path in paths]:
-        problem = last_problem(path) or marker_problem(path)
-        if problem:
-            problems[path.relative_to(folder).as_posix()] = problem
-    for path in [path for paths in partial.values() for path in paths]:
-        output = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX) + ".ipynb")
-        if not output.exists():
-            problems[output.relative_to(folder).as_posix()] = str(last_problem(output))
-    for missing in _planned(folder) - {path.name for path in (*finished, *partial)}:
-        problems[missing] = "it did not start"
-    if not finished and not problems:
+    folder = _folder(name)
+    planned = _planned(folder)
+    places = sorted({path.parent for path in folder.rglob("*.ipynb") if not _is_hidden(path, folder)})
+    if planned is not None:
+        places = [folder / point for point in planned]
+    points: list[Point] = []
+    problems: dict[str, str] = {}
+    for place in places:
+        point, found = _read_point(folder, place)
+        problems |= found
+        points += [point] if point.notebooks else []
+        if not point.notebooks and not found:
+            problems[point.name] = "it did not start"
+    if not points and not problems:
         raise ArgumentError("name", "a folder with executed notebooks", f"{folder}, which holds none")
-    points = tuple(_point(folder, place, paths) for place, paths in finished.items())
-    return NamedRun(folder.resolve().name, folder, points, dict(sorted(problems.items())))
+    return NamedRun(folder.resolve().name, folder, tuple(points), problems)
 
 
 def check_complete(run: NamedRun) -> None:
@@ -86,31 +86,40 @@ def check_complete(run: NamedRun) -> None:
     raise NotebookError(f"{run.name} did not complete: {first}{more}; {again} (`kdlab run`, `kdlab grid`)")
 
 
-def _is_path(name: str) -> bool:
-    return "/" in name or name in (".", "..") or not name
+def _folder(name: str) -> Path:
+    folder = Path(name) if "/" in name or name in ("", ".", "..") else RUNS / name
+    if not folder.is_dir() or not name:
+        known = ", ".join(sorted(path.name for path in RUNS.iterdir() if path.is_dir())) if RUNS.is_dir() else ""
+        raise ArgumentError("name", f"a named run, a folder of {RUNS} ({known or 'there is none yet'})", repr(name))
+    return folder
 
 
-def _by_folder(folder: Path, wanted: Any) -> dict[Path, list[Path]]:
-    found: dict[Path, list[Path]] = {}
-    for path in sorted(folder.rglob("*.ipynb")):
-        if wanted(path) and not any(part.startswith(".") for part in path.relative_to(folder).parts):
-            found.setdefault(path.parent, []).append(path)
-    return found
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _planned(folder: Path) -> set[str]:
+def _planned(folder: Path) -> list[str] | None:
     plan = folder / PLAN
     if not plan.is_file():
-        return set()
+        return None
     try:
-        return {str(point["id"]) for point in json.loads(plan.read_text(encoding="utf-8"))["points"]}
+        return list(json.loads(plan.read_text(encoding="utf-8"))["points"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError("name", f"{PLAN} with the points of a grid", f"{plan}, which is broken") from error
+        raise ArgumentError("name", f"a grid whose {PLAN} is whole", f"{plan}, which is broken") from error
 
 
-def _point(folder: Path, place: Path, notebooks: list[Path]) -> Point:
+def _read_point(folder: Path, place: Path) -> tuple[Point, dict[str, str]]:
+    """Return a point, and what of it did not finish: reasons by place below `folder`."""
+    outputs, problems = [], {}
+    for path in sorted(place.glob("*.ipynb")):
+        partial = path.name.endswith(PARTIAL_SUFFIX)
+        output = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX) + ".ipynb") if partial else path
+        problem = last_problem(output) or marker_problem(output)
+        if problem:
+            problems[output.relative_to(folder).as_posix()] = problem
+        outputs += [] if partial else [output]
     name = "" if place == folder else place.relative_to(folder).as_posix()
-    return Point(name, place, tuple(notebooks), {path.stem: given_parameters(path) for path in notebooks})
+    return Point(name, place, tuple(outputs), {path.stem: given_parameters(path) for path in outputs}), problems
 
 
 def given_parameters(notebook: Path) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def paired_sentences(table: pd.DataFrame) -> list[str]:
     changed = [_sentence(row) for row in rows if is_change(row) and not row["simulated"]]
     simulated = int(table["simulated"].sum())
     made_up = f" ({simulated} are simulated: no measurement)" if simulated else ""
-    return [f"{len(rows)} measurements compared, {len(changed)} changed{made_up}.", *changed]
+    number = f"{len(rows)} measurement{'s' if len(rows) != 1 else ''}"
+    return [f"{number} compared, {len(changed)} changed{made_up}.", *changed]
 
 
 def plot_paired(
