@@ -101,7 +101,7 @@ def test_links_of_pages_outside_docs_lead_somewhere(name):
     assert broken_links(ROOT, "[a](nowhere.txt) [b](#none)\n# Some\n[c](#some)") == ["nowhere.txt#", "#none"]
 
 
-def test_kernel_times_are_those_of_the_recorded_file():
+def test_kernel_times_are_those_of_the_recorded_file(tmp_path, capsys):
     rows = read_rows(page.ROWS)
     for path in page.PAGES:
         text = path.read_text(encoding="utf-8")
@@ -109,6 +109,11 @@ def test_kernel_times_are_those_of_the_recorded_file():
         assert text.count("<!-- kernels: ") == text.count("<!-- end -->") > 0
     typed = text.replace(" to ", " or ", 1)
     assert page.fill(typed, rows) != typed
+    copy = tmp_path / "page.md"
+    copy.write_text(typed, encoding="utf-8")
+    assert page.main([str(copy)]) == 0
+    assert copy.read_text(encoding="utf-8") == text
+    assert "written" in capsys.readouterr().out
     with pytest.raises(ValueError, match="place"):
         page.fill("<!-- kernels: none -->\n<!-- end -->", rows)
 
@@ -213,10 +218,17 @@ def test_every_picture_is_made_by_a_notebook_and_says_by_which():
     assert shown == set(kept)
 
 
+def test_the_slider_that_the_readme_names_is_there():
+    text = (ROOT / "notebooks" / "00_start_here.ipynb").read_text(encoding="utf-8")
+    assert "## Every round" in text
+    assert "RoundViewer(" in text
+    assert 'description="Round"' in (ROOT / "kdlab" / "viz" / "widgets.py").read_text(encoding="utf-8")
+
+
 def test_the_readme_is_short_and_its_first_screen_says_what_it_is():
     lines = TEXTS["README.md"].splitlines()
     assert len(lines) <= 150
-    first = "\n".join(lines[:26])
+    first = "\n".join(lines[:28])
     for words in ("DDTree", "make lab", "make test", "![", "**What runs today**", "**Not yet**"):
         assert words in first, words
 
