@@ -21,7 +21,7 @@ ACCEPTED, BONUS, FILL = theme.VERMILLION, theme.GREEN, theme.SKY
 LABEL_LIMIT = 80
 """Trees of more nodes than this are drawn as dots without their tokens."""
 _SMALLEST_PT = 4.5
-_LABEL_PT, _LINE_INCHES = 9.5, 0.26
+_LABEL_PT, _LINE_INCHES, _TALLEST_INCHES = 9.5, 0.26, 10.4
 _ROUNDED = BoxStyle.Round(pad=0.0, rounding_size=0.3)(-0.5, -0.5, 1.0, 1.0, 1.0)
 """The outline of a node as a marker, for dots and for the legend."""
 
@@ -120,7 +120,7 @@ def _arrange(record: RoundRecord, tokenizer: Tokenizer, budget: int | None = Non
 
 def _figure_size(drawing: RoundDrawing) -> tuple[float, float]:
     longest = min(max(map(len, drawing.labels)), 10)
-    line = 0.27 if drawing.num_lines <= 24 else 0.2
+    line = 0.27 if drawing.num_lines <= 24 else min(0.2, _TALLEST_INCHES / drawing.num_lines)
     return max(drawing.num_columns * (0.42 + 0.09 * longest), 6.4), max(line * drawing.num_lines + 1.35, 2.0)
 
 

@@ -24,6 +24,9 @@ FIGURES = {
         "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
         "10_trace", "10_cost", "10_budget_sweep",
     },
+    "20_draft_trees": {
+        "20_draft_tree", "20_by_depth", "20_by_rank", "20_after_sibling", "20_calibration", "20_missed_mass",
+    },
     "30_kernels": {
         "30_overview", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits", "30_trees",
         "30_experts", "30_cache",
