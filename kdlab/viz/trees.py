@@ -21,7 +21,7 @@ ACCEPTED, BONUS, FILL = theme.VERMILLION, theme.GREEN, theme.SKY
 LABEL_LIMIT = 80
 """Trees of more nodes than this are drawn as dots without their tokens."""
 _SMALLEST_PT = 4.5
-_LABEL_PT, _LINE_INCHES, _TALLEST_INCHES = 9.5, 0.26, 10.4
+_LABEL_PT, _LINE_INCHES, _TALLEST_INCHES = 9.5, 0.26, 12.6
 _ROUNDED = BoxStyle.Round(pad=0.0, rounding_size=0.3)(-0.5, -0.5, 1.0, 1.0, 1.0)
 """The outline of a node as a marker, for dots and for the legend."""
 
