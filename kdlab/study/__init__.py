@@ -10,6 +10,7 @@ from kdlab.study.gain import gain_by_kind
 from kdlab.study.grid_table import load
 from kdlab.study.paired import compare_paired, holm
 from kdlab.study.path_rank import min_budget
+from kdlab.study.published import published_acceptance
 from kdlab.study.repetition import repeated_share, repetition, without_loops
 from kdlab.study.siblings import acceptance_after_sibling
 from kdlab.study.summary import length_histogram, summarize
@@ -41,6 +42,7 @@ __all__ = [
     "load_trace",
     "min_budget",
     "missed_mass",
+    "published_acceptance",
     "read_json_lines",
     "repeated_share",
     "repetition",

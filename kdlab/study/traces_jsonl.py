@@ -24,7 +24,7 @@ def read_lines(path: Path, faults: list[str]) -> Iterator[Line]:
             if not content.strip():
                 continue
             try:
-                yield number, json.loads(content.decode(), parse_constant=_refuse)
+                yield number, json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
             except (ValueError, RecursionError) as error:
                 faults.append(f"{path}:{number}: expected a JSON object, got {content.strip()[:60]!r} ({error})")
 
@@ -81,6 +81,13 @@ def write_lines(path: Path, header: Mapping[str, Any], rows: Iterable[Mapping[st
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)}")
+    return found
 
 
 def _refuse(constant: str) -> Any:

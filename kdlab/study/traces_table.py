@@ -23,8 +23,9 @@ def traces_table(traces: RoundTrace | Sequence[RoundTrace]) -> pd.DataFrame:
         traces: one trace, or several that are to stand side by side: each an arm of its own.
 
     Returns:
-        One row a (trace, prompt) with the columns of `kdlab.study.walk.COLUMNS`; the setting is the budget, a beam's
-        its width. Rows are drafted nodes + 1.
+        One row a (trace, prompt) with the columns of `kdlab.study.walk.COLUMNS` and engine ("kdlab" of its own runs) to
+        summarize by where engines share an arm. The setting is the budget, a beam's its width; rows are drafted nodes
+        + 1.
 
     Raises:
         ArgumentError: something is no RoundTrace.
@@ -34,7 +35,7 @@ def traces_table(traces: RoundTrace | Sequence[RoundTrace]) -> pd.DataFrame:
     if not isinstance(chosen, Sequence) or not chosen or not all(isinstance(one, RoundTrace) for one in chosen):
         raise ArgumentError("traces", "a RoundTrace, or several", repr(traces)[:60])
     check_comparable([trace.provenance for trace in chosen], fields=TRACE_FIELDS)
-    return pd.DataFrame.from_records([row for trace in chosen for row in _rows(trace)], columns=list(COLUMNS))
+    return pd.DataFrame.from_records([row for trace in chosen for row in _rows(trace)], columns=[*COLUMNS, "engine"])
 
 
 def trace_summary(trace: RoundTrace | DraftField, budgets: Sequence[int] | None = None) -> pd.DataFrame:
@@ -103,6 +104,7 @@ def _rows(trace: RoundTrace) -> list[dict[str, Any]]:
             "rows_per_round": sum(verified) / num_rounds,
             "round_rows": verified,
             "simulated": is_simulated(provenance, prompt.kind),
+            "engine": provenance.get("engine", "kdlab"),
             **common,
         })  # fmt: skip
     return rows

@@ -172,9 +172,10 @@ def test_a_tree_is_no_deeper_than_what_it_accepted():
 
 def test_all_faults_are_said_with_text_that_is_no_json_and_blank_lines(faults):
     bad = json.loads(ROUNDS[2]) | {"accepted": 9}
-    found = faults([ROUNDS[0], ROUNDS[1], "", bad, "{", '{"accepted": NaN}', "[1]"])
-    assert [fault.split(":")[1] for fault in found] == ["5", "6", "4", "7"]
+    found = faults([ROUNDS[0], ROUNDS[1], "", bad, "{", '{"accepted": NaN}', "[1]", '{"a": 1, "a": 2}'])
+    assert [fault.split(":")[1] for fault in found] == ["5", "6", "8", "4", "7"]
     assert "NaN is no JSON; write null" in found[1]
+    assert "a key stands twice" in found[2]
 
 
 def test_text_that_is_no_utf8_is_named_with_its_line(tmp_path):
@@ -326,6 +327,14 @@ def test_traces_of_other_provenance_do_not_stand_together(name):
     other = replace(second, provenance={**second.provenance, name: "other"})
     with pytest.raises(ComparisonError, match=f"^{name}: "):
         study.traces_table([first, other])
+
+
+def test_engines_that_share_an_arm_are_summarized_apart():
+    table = study.traces_table([made_trace(), made_trace(engine="another 1.0")])
+    summary = study.summarize(table, by=("engine", "method", "setting"))
+    assert summary["engine"].tolist() == ["my-engine 1.4", "another 1.0"]
+    with pytest.raises(ArgumentError, match="each prompt once in a group"):
+        study.summarize(table)
 
 
 def test_simulated_rounds_are_marked():
