@@ -200,7 +200,7 @@ def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["exec make test"]
+    assert commands == ["sh .ci/install-browser", "exec make test"]
 
 
 def test_missing_packages_are_named():
