@@ -141,6 +141,14 @@ def _is_done(notebook: Path, parameters: Mapping[str, Any], output: Path) -> boo
     return marker_path(output).is_file() and is_done(output, run_fingerprint(notebook, parameters))
 
 
+def _ends_of_done(tasks: Sequence[PointTask]) -> dict[str, PointEnd]:
+    return {
+        task.name: PointEnd(task.name, "done", marked_seconds(task.output), skipped=True)
+        for task in tasks
+        if _is_done(Path(task.notebook), task.parameters, task.output)
+    }
+
+
 def _run(
     name: str,
     root: Path,
@@ -151,11 +159,7 @@ def _run(
 ) -> GridRun:
     from kdlab.report.grid_results import save_results  # numpy, pandas and torch come with it
 
-    ends = {
-        task.name: PointEnd(task.name, "done", marked_seconds(task.output), skipped=True)
-        for task in tasks
-        if _is_done(Path(task.notebook), task.parameters, task.output)
-    }
+    ends = _ends_of_done(tasks)
     todo = [task for task in tasks if task.name not in ends]
     shown = GridProgress(name, {task.name: describe(task.parameters) for task in tasks}, len(ends), progress)
     coming = run_here(todo, places, shown.running) if scheduler is None else run_over_dask(todo, scheduler)
@@ -170,6 +174,7 @@ def _run(
                     save_results(name, root, tasks, ends)
                     saved = time.monotonic()
     except KeyboardInterrupt:
+        ends |= _ends_of_done([task for task in todo if task.name not in ends])
         progress(f"{name}: interrupted; what is done is kept, and the same command goes on from there")
         raise
     finally:

@@ -1,6 +1,8 @@
 """Slurm jobs as the workers of a grid, through dask-jobqueue: one GPU and one point at a time in each job."""
 
-from collections.abc import Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ def slurm_cluster(
         if type(value) is not int or value < 1:
             raise ArgumentError(name, "a whole number of at least 1", repr(value))
     try:
-        from dask_jobqueue import SLURMCluster
+        with _ctrl_c_kept():
+            from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise UnsupportedDevice(f"a grid on Slurm needs `pip install 'kdlab[cluster]'` ({error})") from error
     # `cores` are dask's threads, and a worker runs one point; `job_cpu` are the cores that Slurm is asked for.
@@ -55,6 +58,18 @@ def slurm_cluster(
         interface=interface,
         job_extra_directives=list(directives),
         log_directory=str(logs),
+        scheduler_options={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
     )
     cluster.scale(jobs=jobs)
     return cluster
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept() -> Iterator[None]:
+    """Undo what importing dask-jobqueue does to Ctrl-C: it would exit with status 0, whatever is unfinished."""
+    kept = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is not kept:
+            signal.signal(signal.SIGINT, kept)

@@ -17,7 +17,7 @@ from kdlab.report import read_notebook, run_grid, run_notebook
 from kdlab.report.grid_local import local_places
 from kdlab.report.named import find_run
 from kdlab.report.output_lock import hold
-from tests.report.test_runner import alive, execute_nothing, wait_gone
+from tests.report.test_runner import alive, wait_gone
 
 PARAMETERS = "budget = 1  # tree nodes\ntemperature = 0.0\nresults = 'runs'"
 # What `kdlab.report.show_result` shows, without the seconds that importing kdlab takes.
@@ -27,27 +27,6 @@ from IPython.display import display
 record = {'final': True, 'tau': budget / 2, 'gpu': os.environ['CUDA_VISIBLE_DEVICES'], 'best': {'budget': budget},
     'rows': [{'n': n, 'budget': n} for n in range(2)]}
 display({'application/vnd.kdlab.result+json': record}, raw=True)"""
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Stand in for the child processes; `quick.jobs` are those that would have run, `quick.act` what they do first."""
-
-    class Quick:
-        act = staticmethod(lambda job: None)
-
-    stand_in = Quick()
-    stand_in.jobs = []
-
-    def run(job, progress):
-        stand_in.jobs.append(job)
-        execute_nothing(job, progress)
-        return stand_in.act(job)
-
-    monkeypatch.setattr("kdlab.report.runner.NotebookJob.run", run)
-    monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
-    monkeypatch.setattr("kdlab.report.done_marker._folder_sha256", lambda folder: "data")
-    return stand_in
 
 
 def budgets(jobs):
