@@ -21,7 +21,8 @@ _NUMBERS = (
 def add_traces(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `traces` and its verbs to the command line; `add_verb` makes the parser of one."""
     text = "Check and convert traces: rounds or draft fields that other engines measured."
-    epilog = "examples:\n  kdlab traces check rounds.jsonl\n\nthe format: docs/traces.md"
+    epilog = "examples:\n  kdlab traces check rounds.jsonl\n  kdlab traces check field.parquet --json\n\n"
+    epilog += "the format: docs/traces.md"
     raw = argparse.RawDescriptionHelpFormatter
     traces = verbs.add_parser("traces", help=text, description=text, epilog=epilog, formatter_class=raw)
     traces.set_defaults(verb_parser=traces)
