@@ -69,7 +69,7 @@ class AcceptanceExplorer(ipywidgets.VBox):
         self.budget = ipywidgets.IntSlider(budget, 0, end, description="Budget", continuous_update=False)
         self.kind = ipywidgets.Dropdown(options=kinds, description="Text")
         self.drawing, self.words = FigureImage(), ipywidgets.HTML()
-        super().__init__([ipywidgets.HBox([self.figure, self.budget, self.kind]), self.drawing, self.words])
+        super().__init__([self.figure, ipywidgets.HBox([self.budget, self.kind]), self.drawing, self.words])
         for control in (self.figure, self.budget, self.kind):
             control.observe(self._show, names="value")
         self._show()

@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LABEL_CHARS = 12;
 const CHAR_PX = 7.3;
-const PACKED_FROM = 30;
+const PACKED_FROM = 22;
 const PACKED_PX = 800;
 
 /** The accepted rows that a budget holds: the first rows of a tree are the tree of a smaller budget. */
@@ -85,7 +85,7 @@ export function keyMove(key, shift, state) {
  * In a tree of many lines, childless siblings that follow each other share a line, box beside box: nothing else stands
  * to the right of a childless node.
  */
-export function layout(view) {
+export function layout(view, room = PACKED_PX) {
   const { nodes } = view;
   const many = Math.max(...nodes.map((node) => node.y)) + 1 > PACKED_FROM;
   const widths = nodes.map((node) => CHAR_PX * shortLabel(node.text).length + 14);
@@ -100,7 +100,7 @@ export function layout(view) {
     const node = nodes[row];
     const alone = many && !parents.has(row) && !onPath.has(row) && (node.parent < 0 || nodes[node.parent].y !== node.y);
     const right = before === null ? 0 : spots[before].x + spots[before].width + 3;
-    if (alone && before !== null && nodes[before].parent === node.parent && right + widths[row] < PACKED_PX) {
+    if (alone && before !== null && nodes[before].parent === node.parent && right + widths[row] < room) {
       spots[row] = { x: right, line, width: widths[row], joined: false };
     } else {
       if (node.y !== lineHead) line += 1;
@@ -149,7 +149,8 @@ function svg(tag, attributes, text) {
 }
 
 function fillList(list, pairs) {
-  list.replaceChildren(...pairs.flatMap(([name, text]) => [html("dt", "", name), html("dd", "", text)]));
+  const entry = ([name, text]) => [html("span", "kdlab-name", name), html("span", "kdlab-fact", text)];
+  list.replaceChildren(...pairs.flatMap(entry));
 }
 
 function slider(name, help, onInput) {
@@ -165,7 +166,8 @@ function slider(name, help, onInput) {
 
 /** Draw one round; returns what later changes of the budget need. */
 function drawTree(view, canvas) {
-  const { step, spots, width, height } = layout(view);
+  const room = canvas.clientWidth - 24;
+  const { step, spots, width, height } = layout(view, room > 300 ? room : PACKED_PX);
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
   picture.setAttribute("aria-label", `draft tree of round ${view.round}`);
   const edges = [], nodes = [];
@@ -191,7 +193,7 @@ function drawTree(view, canvas) {
   picture.append(...rows.filter((row) => !onPath.has(row)).map((row) => edges[row]));
   picture.append(...rows.filter((row) => onPath.has(row)).map((row) => edges[row]), ...nodes);
   canvas.replaceChildren(picture);
-  return { view, edges, nodes, spots };
+  return { view, edges, nodes, spots, room };
 }
 
 /** Mark what a budget drops, accepts and wants; only nodes that changed are touched. */
@@ -256,10 +258,12 @@ function render({ model, el }) {
   whole.setAttribute("aria-pressed", "false");
   bar.append(whole);
   const canvas = html("div", "kdlab-canvas");
-  const numbers = html("dl", "kdlab-numbers"), facts = html("dl", "kdlab-facts"), text = html("pre", "kdlab-text");
+  // Plain boxes: JupyterLab gives lists and headings of an output its own look.
+  const numbers = html("div", "kdlab-list kdlab-numbers"), facts = html("div", "kdlab-list kdlab-facts");
+  const text = html("div", "kdlab-text");
   const side = html("div", "kdlab-side");
   const parts = { "This round": numbers, "Node under the pointer": facts, "Text so far": text };
-  for (const [name, part] of Object.entries(parts)) side.append(html("h4", "", name), part);
+  for (const [name, part] of Object.entries(parts)) side.append(html("div", "kdlab-heading", name), part);
   const body = html("div", "kdlab-body");
   body.append(canvas, side);
   const caption = html("div", "kdlab-caption");
@@ -321,7 +325,15 @@ function render({ model, el }) {
   };
   for (const [name, handler] of Object.entries(handlers)) model.on(name, handler);
   showView();
-  return () => { for (const [name, handler] of Object.entries(handlers)) model.off(name, handler); };
+  // The page may give the widget its width only after this, and change it later.
+  const observer = new ResizeObserver(() => {
+    if (Math.abs(canvas.clientWidth - 24 - drawn.room) > 60) showView();
+  });
+  observer.observe(canvas);
+  return () => {
+    observer.disconnect();
+    for (const [name, handler] of Object.entries(handlers)) model.off(name, handler);
+  };
 }
 
 export default { render };
