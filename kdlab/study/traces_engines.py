@@ -26,6 +26,7 @@ _Round = tuple[int, int]  # accepted, drafted
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+_MOST_ROUNDS = 1_000_000  # of one request: more than any context holds, and few enough to write out
 _WRAPPER = ("prompt_id", "kind", "response")
 
 
@@ -79,6 +80,8 @@ def _unwrapped(where: str, response: object, kind: str) -> tuple[str | None, str
 
 def _sglang_rounds(where: str, response: Mapping[str, Any]) -> tuple[list[_Round], bool]:
     details = _sglang_details(where, response)
+    if details.get("spec_verify_ct") is None and details.get("completion_tokens") in (0, 1):
+        return [], False  # the prefill wrote all of it: SGLang gives counters only to requests with a round
     num_rounds = _count(where, details, ("spec_verify_ct",))
     histogram = _first(details, _HISTOGRAMS)
     if not histogram:
@@ -88,10 +91,11 @@ def _sglang_rounds(where: str, response: Mapping[str, Any]) -> tuple[list[_Round
     proposed = _count(where, details, _PROPOSED)
     if num_rounds and proposed % num_rounds:
         raise SchemaError(f"{where}: {_PROPOSED[0]}: expected a multiple of {num_rounds} rounds, got {proposed}")
-    if sum(map(bool, details.get("spec_cap_lens_histogram") or [])) > 1:
+    caps = details.get("spec_cap_lens_histogram") or []
+    if not _is_counts(caps) or sum(map(bool, caps)) > 1:
         raise SchemaError(f"{where}: spec_cap_lens_histogram: expected one draft length, got rounds of several, whose"
                           " lengths SGLang does not return")  # fmt: skip
-    return _spread(histogram, proposed // max(1, num_rounds)), False
+    return _spread(where, histogram, proposed // max(1, num_rounds)), False
 
 
 def _sglang_details(where: str, response: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,7 +108,9 @@ def _sglang_details(where: str, response: Mapping[str, Any]) -> Mapping[str, Any
     places += [extension.get("spec_tokens_details")] if isinstance(extension, Mapping) else []
     places += [choice.get("meta_info") for choice in choices if isinstance(choice, Mapping)]
     for place in places:
-        if isinstance(place, Mapping) and "spec_verify_ct" in place:
+        if not isinstance(place, Mapping):
+            continue
+        if "spec_verify_ct" in place or place.get("completion_tokens") in (0, 1):
             return place
     expected = "meta_info or sglext.spec_tokens_details with spec_verify_ct"
     raise SchemaError(f"{where}: expected {expected}, got the keys {', '.join(map(str, response))}")
@@ -141,18 +147,20 @@ def _vllm_histograms(where: str, details: Mapping[str, Any], num_rounds: int, nu
     if isinstance(by_length, Mapping):
         if not all(str(length).isdecimal() and _is_counts(histogram) for length, histogram in by_length.items()):
             raise SchemaError(f"{where}: acceptance_histogram_by_draft_length: expected counts by a length")
-        return [pair for length, histogram in by_length.items() for pair in _spread(histogram, int(length))]
+        return [pair for length, histogram in by_length.items() for pair in _spread(where, histogram, int(length))]
     histogram, longest = details.get("acceptance_histogram"), _count(where, details, ("num_spec_tokens",))
     if not _is_counts(histogram):
         raise SchemaError(f"{where}: acceptance_histogram: expected a list of counts, got {histogram!r:.60}")
     if num_drafted != num_rounds * longest:
         expected = f"{num_rounds} steps of {longest} each without acceptance_histogram_by_draft_length"
         raise SchemaError(f"{where}: num_draft_tokens: expected {expected}, got {num_drafted}")
-    return _spread(histogram, longest)
+    return _spread(where, histogram, longest)
 
 
-def _spread(histogram: list[int], drafted: int) -> list[_Round]:
+def _spread(where: str, histogram: list[int], drafted: int) -> list[_Round]:
     """One round for each count, by accepted length: the order that they had is not in a histogram."""
+    if sum(histogram) > _MOST_ROUNDS:
+        raise SchemaError(f"{where}: expected at most {_MOST_ROUNDS:,} rounds, got {sum(histogram):,}")
     return [(accepted, drafted) for accepted, count in enumerate(histogram) for _ in range(count)]
 
 

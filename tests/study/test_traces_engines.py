@@ -81,6 +81,12 @@ def test_names_come_from_the_wrapper_and_requests_without_a_round_are_counted():
     assert trace.provenance["round_order"] == "unknown"
 
 
+def test_a_request_that_sglang_answered_without_a_round_is_counted():
+    responses = [{"meta_info": {"completion_tokens": 1}}, {"meta_info": SGLANG}]
+    trace = study.import_responses("sglang", responses, PROVENANCE)
+    assert (len(trace.prompts), trace.provenance["requests_without_rounds"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("engine", "response", "said"),
     [
@@ -91,6 +97,8 @@ def test_names_come_from_the_wrapper_and_requests_without_a_round_are_counted():
         ("sglang", {"meta_info": SGLANG | {"spec_num_proposed_drafts": 216}}, "expected a multiple of 43 rounds"),
         ("sglang", {"meta_info": SGLANG | {"spec_correct_drafts_histogram": [1.5]}}, "expected a list of counts"),
         ("sglang", {"meta_info": SGLANG | {"spec_cap_lens_histogram": [0, 4, 39]}}, "expected one draft length"),
+        ("sglang", {"meta_info": SGLANG | {"spec_cap_lens_histogram": 3}}, "expected one draft length"),
+        ("vllm", of_vllm(VLLM | {"acceptance_histogram_by_draft_length": {"3": [2**31 - 1]}}), "at most 1,000,000 rounds"),
         ("sglang", {"choices": [{}, {}]}, "choices: expected one, got 2"),
         ("vllm", {"metrics": None}, "expected metrics.speculative_decoding"),
         ("vllm", of_vllm(None), "per-request-spec-decode-metrics"),
