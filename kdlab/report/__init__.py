@@ -10,6 +10,7 @@ from kdlab.report.notebook_file import read_notebook, read_notebook_json
 from kdlab.report.outcome import RESULT_MIME, Outcome, last_problem, read_outcome, record_tables, show_result
 from kdlab.report.params import Parameter, bind_parameters, declared_parameters
 from kdlab.report.pdf import print_pdf
+from kdlab.report.recorded import check_one_document, recorded_files
 from kdlab.report.runner import NotebookRun, run_notebook
 from kdlab.report.show import show_figure
 from kdlab.report.summary import conclusions
@@ -26,6 +27,7 @@ __all__ = [
     "build_comparison",
     "build_report",
     "check_complete",
+    "check_one_document",
     "compare_runs",
     "conclusions",
     "declared_parameters",
@@ -37,6 +39,7 @@ __all__ = [
     "read_notebook_json",
     "read_outcome",
     "record_tables",
+    "recorded_files",
     "run_grid",
     "run_notebook",
     "show_figure",

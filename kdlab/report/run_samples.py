@@ -30,7 +30,7 @@ def point_samples(folder: Path) -> pd.DataFrame:
     """
     found = [pd.DataFrame(columns=COLUMNS)]
     for path in sorted(folder.glob("*.parquet")):
-        kind = _kind(path)
+        kind = table_kind(path)
         if kind == "bench_rows":
             found.append(_from_rows(path))
         elif kind == "draft_field":
@@ -38,7 +38,8 @@ def point_samples(folder: Path) -> pd.DataFrame:
     return pd.concat([table for table in found if len(table)] or found, ignore_index=True)
 
 
-def _kind(path: Path) -> str | None:
+def table_kind(path: Path) -> str | None:
+    """Return the kind of a kdlab table, None of another Parquet file; SchemaError of a damaged one."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
