@@ -150,6 +150,8 @@ def test_smoke_runs_leave_readable_recordings(smoke_runs):
     times = read_rows(results / "10_round_times.parquet")
     assert set(times["metric"]) == {"round_ms", "tokens_per_s", "tokens_per_round"}
     assert kdlab.load_run(results / "00_rounds.parquet").rounds[0]
+    trace = kdlab.study.load_trace(results / "10_trace.jsonl")
+    assert (trace.method, trace.budget) == ("ddtree", 15)
 
 
 @pytest.mark.notebook

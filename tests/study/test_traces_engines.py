@@ -98,7 +98,7 @@ def test_a_request_that_sglang_answered_without_a_round_is_counted():
         ("sglang", {"meta_info": SGLANG | {"spec_correct_drafts_histogram": [1.5]}}, "expected a list of counts"),
         ("sglang", {"meta_info": SGLANG | {"spec_cap_lens_histogram": [0, 4, 39]}}, "expected one draft length"),
         ("sglang", {"meta_info": SGLANG | {"spec_cap_lens_histogram": 3}}, "expected one draft length"),
-        ("vllm", of_vllm(VLLM | {"acceptance_histogram_by_draft_length": {"3": [2**31 - 1]}}), "at most 1,000,000 rounds"),
+        ("vllm", of_vllm(VLLM | {"acceptance_histogram_by_draft_length": {"3": [2**31 - 1]}}), "at most 1,000,000"),
         ("sglang", {"choices": [{}, {}]}, "choices: expected one, got 2"),
         ("vllm", {"metrics": None}, "expected metrics.speculative_decoding"),
         ("vllm", of_vllm(None), "per-request-spec-decode-metrics"),
