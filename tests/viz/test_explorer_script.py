@@ -1,6 +1,7 @@
 """The explorer's JavaScript without a page: the same budgets as the static twin, places that do not overlap, keys."""
 
 import re
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.viz.node import run_module
 from tests.viz.samples import TOKENIZER, Words, branched_record, make_record, make_run
 
 SOURCES = sorted(Path(viz.__file__).parent.glob("*.js"))
+ROOT = Path(__file__).resolve().parents[2]
 MODULE = Path(viz.__file__).parent / "tree_explorer.js"
 
 
@@ -121,6 +123,13 @@ def test_scripts_write_text_only_and_load_nothing(path):
     assert re.findall(forbidden, text) == []
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("\n") <= 400
+
+
+def test_scripts_and_styles_are_packed():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kdlab.viz"]
+    others = [path for path in MODULE.parent.iterdir() if path.is_file() and path.suffix != ".py"]
+    assert {path.name for path in others} >= {"tree_explorer.js", "tree_explorer.css", "figure_image.js"}
+    assert [path.name for path in others if not any(path.match(pattern) for pattern in patterns)] == []
 
 
 def test_the_widget_brings_script_and_style():
