@@ -218,10 +218,12 @@ def test_every_picture_is_made_by_a_notebook_and_says_by_which():
     assert shown == set(kept)
 
 
-def test_the_slider_that_the_readme_names_is_there():
+def test_the_notebooks_and_the_slider_that_the_readme_names_are_there():
     text = (ROOT / "notebooks" / "00_start_here.ipynb").read_text(encoding="utf-8")
     assert "## Every round" in text
     assert "RoundViewer(" in text
+    named = re.findall(r"^\| `(\d\d_\w+)` \|", TEXTS["README.md"], re.MULTILINE)
+    assert named == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")), "the table of the README"
     assert 'description="Round"' in (ROOT / "kdlab" / "viz" / "widgets.py").read_text(encoding="utf-8")
 
 
