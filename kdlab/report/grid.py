@@ -23,6 +23,7 @@ from kdlab.report.output_lock import hold
 from kdlab.report.params import TAG, declared_parameters
 
 SAVE_EVERY_S = 30.0  # while points come in, their table on disk is at most this old
+STOP_FILES_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,9 @@ def _write_state(root: Path, tasks: Sequence[PointTask]) -> None:
         if earlier != notebook:
             got = f"{root.name}, a grid of {earlier}"
             raise ArgumentError("name", f"a new one, or one of a grid of {notebook}", got)
-    for old in root.glob(f"{STOPPED}*"):
-        old.unlink()
+    for old in root.glob(f"{STOPPED}*"):  # a worker may still have to see one of the call that was just interrupted
+        if time.time() - old.stat().st_mtime > STOP_FILES_S:
+            old.unlink()
     points = {task.name: task.parameters for task in tasks}
     state = {"notebook": notebook, "session": tasks[0].session, "points": points}
     write_whole(path, json.dumps(state, indent=1) + "\n")

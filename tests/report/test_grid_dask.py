@@ -148,6 +148,10 @@ def test_a_point_fails_an_interruption_stops_the_rest_and_the_next_call_goes_on(
     assert set(budgets(quick.jobs)) == {1, 3, 4}
     assert {tuple(job.environment) for job in quick.jobs} == {()}  # a worker's GPU is its own affair
     assert not list((tmp_path / "grids").rglob("demo.failed.json"))
+    (stopped,) = (tmp_path / "grids" / "night1").glob(".stopped.*")  # whoever is slow to look still finds it
+    os.utime(stopped, (0, 0))
+    grid(source, tmp_path, (1,), workers=1)
+    assert not stopped.exists()
 
 
 def test_workers_that_cannot_be_right_are_refused(quick, in_process, write_notebook, tmp_path, monkeypatch):
