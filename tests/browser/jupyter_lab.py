@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 
+import matplotlib
 import pytest
 
 # JupyterLab says "idle" before its session is connected; running then would open a dialog.
@@ -48,8 +49,10 @@ def jupyter_lab(root, folder, variables):
         f"--LabApp.workspaces_dir={folder / 'workspaces'}", "--LabApp.extension_manager=readonly",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]  # fmt: skip
-    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR", "HOME")
-    environment = os.environ | {name: str(folder / name.lower()) for name in names} | variables
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "HOME")
+    own = {name: str(folder / name.lower()) for name in names}
+    # matplotlib's list of fonts takes seconds to make and is the same for everybody.
+    environment = os.environ | own | {"MPLCONFIGDIR": matplotlib.get_cachedir()} | variables
     for name in names:
         (folder / name.lower()).mkdir()
     address, header = f"http://127.0.0.1:{port}", {"Authorization": f"token {token}"}
