@@ -164,7 +164,11 @@ def _run(
     ends = _ends_of_done(tasks)
     todo = [task for task in tasks if task.name not in ends]
     shown = GridProgress(name, {task.name: describe(task.parameters) for task in tasks}, len(ends), progress)
-    coming = run_here(todo, places, shown.running) if scheduler is None else run_over_dask(todo, scheduler)
+    if scheduler is None:
+        shown.workers(len(places))
+        coming = run_here(todo, places, shown.running)
+    else:
+        coming = run_over_dask(todo, scheduler, shown.workers)
     saved = time.monotonic()
     try:
         with contextlib.closing(coming):

@@ -7,7 +7,7 @@ behind TLS.
 
 import queue
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 CONNECT_S = 10.0
 
 
-def run_over_dask(tasks: Sequence[PointTask], scheduler: Any) -> Generator[PointEnd | None, None, None]:
+def run_over_dask(
+    tasks: Sequence[PointTask], scheduler: Any, workers: Callable[[int], None]
+) -> Generator[PointEnd | None, None, None]:
     """Run points on the workers of a dask scheduler, one a worker.
 
     A point whose worker dies goes to another one, until as many workers have died of it as dask allows
@@ -34,6 +36,7 @@ def run_over_dask(tasks: Sequence[PointTask], scheduler: Any) -> Generator[Point
     Args:
         tasks: the points, in order.
         scheduler: an address (`tcp://...`, `tls://...`), or a dask cluster.
+        workers: called with the number of workers that are there.
 
     Yields:
         The end of each point as it comes, and None about every second between. Closing the iterator, or an exception in
@@ -55,7 +58,7 @@ def run_over_dask(tasks: Sequence[PointTask], scheduler: Any) -> Generator[Point
     except (OSError, ValueError) as error:
         raise ArgumentError("scheduler", f"a dask scheduler that answers within {CONNECT_S:g} s", scheduler) from error
     with client:
-        _check_workers(client, Path(tasks[0].folder))
+        workers(_check_workers(client, Path(tasks[0].folder)))
         yield from _run(client, tasks)
 
 
@@ -105,7 +108,8 @@ def _end(task: PointTask, future: "Future") -> PointEnd:
     return PointEnd(task.name, "stopped", problem="the scheduler is gone, or dropped the point")
 
 
-def _check_workers(client: "Client", folder: Path) -> None:
+def _check_workers(client: "Client", folder: Path) -> int:
+    """Refuse workers that cannot be right; returns how many there are."""
     threads = {address: facts["nthreads"] for address, facts in client.scheduler_info(n_workers=-1)["workers"].items()}
     for address, count in threads.items():
         _refuse_shared(address, count)
@@ -122,6 +126,7 @@ def _check_workers(client: "Client", folder: Path) -> None:
             if owner != address:
                 got = f"GPU {gpu} of {facts['host']} for {owner} and {address}"
                 raise ArgumentError("scheduler", "workers started with CUDA_VISIBLE_DEVICES, a GPU each", got)
+    return len(threads)
 
 
 def worker_facts(folder: str) -> dict[str, Any]:

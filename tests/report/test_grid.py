@@ -15,6 +15,8 @@ from kdlab.cli import main
 from kdlab.errors import ArgumentError, NotebookError
 from kdlab.report import read_notebook, run_grid, run_notebook
 from kdlab.report.grid_local import local_places
+from kdlab.report.grid_progress import GridProgress
+from kdlab.report.grid_task import PointEnd
 from kdlab.report.named import find_run
 from kdlab.report.output_lock import hold
 from tests.report.test_runner import alive, wait_gone
@@ -330,3 +332,25 @@ if not pathlib.Path({str(tmp_path / "go")!r}).exists():
     assert again.returncode == 0, again.stderr
     assert log.read_text().split() == ["2", "2"]
     assert study.load("n", folder=tmp_path)["tau"].tolist() == [1.0]
+
+
+def test_the_estimate_counts_what_runs_side_by_side():
+    lines: list[str] = []
+    shown = GridProgress("n", {str(i): f"budget={i}" for i in range(9)}, 1, lines.append)
+    shown.workers(2)
+    shown(PointEnd("1", "done", 100.0, place="a"))
+    # 8 points of 100 s on two workers take 400 s, of which next to none have passed.
+    assert lines == [
+        "n: 1 of 9 points were done before",
+        "budget=1: done in 100 s on a",
+        "n: 2 of 9 points, 0 s, about 400 s left",
+    ]
+    shown(PointEnd("2", "failed", 50.0, "no such tree", place="b"))
+    assert lines[3:] == [
+        "budget=2: failed in 50 s on b: no such tree",
+        "n: 3 of 9 points, 1 failed, 0 s, about 300 s left",
+    ]
+    shown(PointEnd("3", "done", 75.0, place="c"))  # a third worker came
+    assert lines[-1] == "n: 4 of 9 points, 1 failed, 0 s, about 200 s left"
+    shown(None)
+    assert len(lines) == 7
