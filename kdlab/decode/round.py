@@ -81,9 +81,8 @@ class Round:
         method = self.settings.method
         if method.build is None or self.context is None:
             return self._root_only
-        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
-        impl = "reference" if method.top_k > MAX_K else self.settings.op_impl
-        top = self.pair.draft_top(self.streams.anchor, self.streams.start, self.context, method.top_k, impl=impl)
+        streams, op_impl = self.streams, self.settings.op_impl
+        top = self.pair.draft_top(streams.anchor, streams.start, self.context, method.top_k, impl=op_impl)
         with stage("tree_build"):
             return method.build(top.log_probs, top.token_ids)
 
@@ -108,7 +107,7 @@ class Round:
             start, path, num_rows = self.streams.advance(tree.token, acceptance, self.settings.op_impl)
             taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
         if self.context is not None and taps is not None:
-            self.pair.extend_context(self.context, taps, start, num_rows)
+            self.pair.extend_context(self.context, taps, start, num_rows, self.settings.op_impl)
 
 
 def _left_to_torch(pair: Pair, settings: Settings) -> set[str]:

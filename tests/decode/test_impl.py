@@ -1,0 +1,68 @@
+"""What the ops of a decode run as is what was asked for, in the drafter too, and the provenance says what fell back."""
+
+import pytest
+import torch
+
+import kdlab
+from kdlab.model import drafter, drafter_layers, layers, target
+from kdlab.model.drafter import Drafter
+from kdlab.model.pair import Pair
+from kdlab.model.ranks import Ranks
+from kdlab.model.target import Target
+from tests.pairs import tiny_pair
+
+DRAFTER_OPS = (
+    *((drafter, name) for name in ("skinny_linear", "add_norm")),
+    *((drafter_layers, name) for name in ("skinny_linear", "add_norm")),
+    *((drafter_layers, name) for name in ("head_norm_rope", "append_context", "draft_attention")),
+)
+SHARED_OPS = (layers, "skinny_linear"), (target, "embed_shard")  # the target asks for "reference" on the CPU
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A dict of op -> the impls that it was called with, "(default)" where the caller did not say."""
+    found = {}
+
+    def spy(module, name):
+        original, key = getattr(module, name), f"{module.__name__}.{name}"
+
+        def call(*args, **options):
+            found.setdefault(key, set()).add(options.get("impl", "(default)"))
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in (*DRAFTER_OPS, *SHARED_OPS):
+        spy(module, name)
+    return found
+
+
+def one_of_four():
+    """A pair that is one rank's slice, so that embeddings are of a shard."""
+    whole, options = tiny_pair(), dict(ranks=Ranks.slice_of(1, 4, "ep"), dtype=torch.float32)
+    models = Target(whole.target.config, **options), Drafter(whole.drafter.config, **options)
+    generator = torch.Generator().manual_seed(0)
+    for model in models:
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1, generator=generator)
+    return Pair(*models, whole.tokenizer, "slice", "", "", torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("method", [dict(budget=4), dict(method="chain")], ids=str)
+def test_the_drafters_ops_run_as_the_decode_says(method, asked):
+    run = kdlab.generate(one_of_four(), "abc", impl="reference", max_new_tokens=4, stop_token_ids=[], **method)
+    assert run.provenance["impl"] == "reference"
+    assert len(asked) == len(DRAFTER_OPS) + len(SHARED_OPS)
+    assert set().union(*asked.values()) == {"reference"}
+    asked.clear()
+    kdlab.generate(one_of_four(), "abc", max_new_tokens=4, stop_token_ids=[], **method)
+    for module, name in DRAFTER_OPS:
+        assert asked[f"{module.__name__}.{name}"] == {"auto"}
+    for module, name in SHARED_OPS:
+        assert asked[f"{module.__name__}.{name}"] == {"auto", "reference"}
+
+
+def test_a_recording_runs_the_drafters_ops_as_its_decode_does(asked):
+    kdlab.record(tiny_pair("float64"), "abc", top_k=4, max_new_tokens=4)  # float64 has no CUDA ops
+    assert set().union(*asked.values()) == {"reference"}
