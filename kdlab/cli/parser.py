@@ -247,7 +247,7 @@ def _add_report(verbs: Any) -> None:
     """
     text = "Write one self-contained HTML file from executed notebooks, and print their tables and conclusions."
     parser = _add_verb(verbs, "report", report_verb.run_report, text, examples, REPORTED)
-    what = "executed notebooks, in the report's order, or the name of one run: a folder of runs/, or a folder's path"
+    what = "executed notebooks, in the report's order, or one run or grid: the name of its folder in runs/, or a path"
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK|NAME", help=what)
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two named runs, prompt by prompt")
     about = "with --compare: fields that may differ, as the comparison is about them (default: none)"

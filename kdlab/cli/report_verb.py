@@ -50,11 +50,11 @@ def _report_notebooks(arguments: argparse.Namespace) -> int:
 
 
 def _report_run(arguments: argparse.Namespace, name: str) -> int:
-    from kdlab.report import build_report, check_complete, export_figures, find_run
+    from kdlab.report import build_report, export_figures, find_run
 
     run = find_run(name)
-    check_complete(run)
     html = Path(arguments.output or Path("reports") / run.name / "report.html")
+    _check_complete([run], html)
     folder = Path(arguments.figures or html.parent / "figures")
     paths = [path for point in run.points for path in point.notebooks]
     names = ["/".join(filter(None, (point.name, path.stem))) for point in run.points for path in point.notebooks]
@@ -66,16 +66,15 @@ def _report_run(arguments: argparse.Namespace, name: str) -> int:
 
 
 def _report_comparison(arguments: argparse.Namespace) -> int:
-    from kdlab.report import check_complete, compare_runs, find_run
+    from kdlab.report import compare_runs, find_run
     from kdlab.report.compare_page import build_comparison, comparison_rows
     from kdlab.viz import paired_sentences
 
     runs = [find_run(name) for name in arguments.compare]
-    for run in runs:
-        check_complete(run)
-    found = compare_runs(*runs, about=arguments.about)
     name = "-".join([runs[0].name, "against", runs[1].name])
     html = Path(arguments.output or Path("reports") / name / "report.html")
+    _check_complete(runs, html)
+    found = compare_runs(*runs, about=arguments.about)
     _, *figures = build_comparison(found, html, arguments.figures or html.parent / "figures")
     pdf = _print_pdf(html, arguments.pdf)
     if arguments.json:
@@ -87,6 +86,18 @@ def _report_comparison(arguments: argparse.Namespace) -> int:
     print("\n".join([*paired_sentences(found.table), *(f"not compared: {what}" for what in found.unmatched)]))
     _print_places(html, pdf, figures, arguments.figures or html.parent / "figures")
     return 0
+
+
+def _check_complete(runs: Sequence[Any], html: Path) -> None:
+    """Refuse unfinished runs, and say so of a report that is there from before."""
+    from kdlab.report import check_complete
+
+    try:
+        for run in runs:
+            check_complete(run)
+    except NotebookError as error:
+        earlier = f"; {html} is an earlier report" if html.exists() else ""
+        raise NotebookError(f"{error}{earlier}") from error
 
 
 def _print_pdf(html: Path, wanted: bool | None) -> Path | None:

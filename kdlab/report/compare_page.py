@@ -80,18 +80,32 @@ def _body(comparison: RunComparison, title: str, png: bytes) -> str:
 
     about = ", ".join(comparison.about) or "nothing but the code and the time of the runs"
     image = base64.b64encode(png).decode()
-    table = pd.DataFrame(comparison_rows(comparison)).round(4).to_html(index=False, na_rep="-", border=0)
     parts = [
         f"<header><h1>{escape(title)}</h1>\n<p>May differ: {escape(about)}.</p></header>",
         f'<div class="summary">{_list(paired_sentences(comparison.table))}</div>',
         f'<section id="comparison">\n<img alt="{escape(title)}" src="data:image/png;base64,{image}">',
-        f"<div>{table}</div>\n{_list(NOTES)}",
+        *_tables(comparison),
+        _list(NOTES),
         f"<p>Not compared:</p>{_list(comparison.unmatched)}" if comparison.unmatched else "",
         '</section>\n<section id="provenance">\n<h1>Provenance</h1>',
         *(_provenance(comparison, *pair) for pair in comparison.provenances),
         "</section>",
     ]
     return "\n".join(parts)
+
+
+def _tables(comparison: RunComparison) -> list[str]:
+    """Return a heading and a table for each metric."""
+    from kdlab.viz import percent
+
+    table = pd.DataFrame(comparison_rows(comparison))
+    parts = []
+    for (metric, unit), rows in table.groupby(["of", "unit"], sort=False):
+        for name in ("change", "low", "high"):
+            rows = rows.assign(**{name: [percent(value) if pd.notna(value) else "-" for value in rows[name]]})
+        html = rows.drop(columns=["of", "unit"]).round(4).to_html(index=False, border=0)
+        parts.append(f"<h2>{escape(f'{metric}, {unit}')}</h2>\n<div>{html}</div>")
+    return parts
 
 
 def _list(sentences: Sequence[str]) -> str:

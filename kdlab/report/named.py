@@ -1,6 +1,6 @@
-"""A named run: the executed notebooks below one folder of `runs/`, a point a folder, and whether all finished.
+"""A named run: the executed notebooks below one folder, a point a folder, and whether all finished.
 
-It is a folder that `kdlab run -o runs/NAME/...` filled, or that of a grid.
+It is a folder that `kdlab run -o runs/NAME/...` filled, or a grid's, `runs/grids/NAME`.
 """
 
 import json
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError, NotebookError
+from kdlab.paths import GRIDS, RUNS
 from kdlab.report.done_marker import marker_problem
 from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.outcome import PARTIAL_SUFFIX, last_problem
-from kdlab.report.placement import FOLDERS, RUNS
+from kdlab.report.placement import FOLDERS
 
 PLAN = "grid.json"
 """Of a grid: holds the parameters of its points by the names of their folders, in the order in which they run."""
@@ -47,12 +48,12 @@ class NamedRun:
 
 
 def find_run(name: str) -> NamedRun:
-    """Look up a run by the name of its folder below `runs/`, or by a folder's path.
+    """Look up a run by the name of its folder below `runs/` or `runs/grids/`, or by a folder's path.
 
     Of a grid only the points of its last call count: others may lie in its folder from before.
 
     Raises:
-        ArgumentError: there is no such folder, it holds no executed notebook, or its plan is broken.
+        ArgumentError: there is no such folder, there are two, it holds no executed notebook, or its plan is broken.
     """
     folder = _folder(name)
     planned = _planned(folder)
@@ -87,11 +88,17 @@ def check_complete(run: NamedRun) -> None:
 
 
 def _folder(name: str) -> Path:
-    folder = Path(name) if "/" in name or name in ("", ".", "..") else RUNS / name
-    if not folder.is_dir() or not name:
-        known = ", ".join(sorted(path.name for path in RUNS.iterdir() if path.is_dir())) if RUNS.is_dir() else ""
-        raise ArgumentError("name", f"a named run, a folder of {RUNS} ({known or 'there is none yet'})", repr(name))
-    return folder
+    if "/" in name or name in ("", ".", ".."):
+        found = [Path(name)] if name and Path(name).is_dir() else []
+    else:
+        found = [root / name for root in (RUNS, GRIDS) if (root / name).is_dir() and root / name != GRIDS]
+    if not found:
+        known = [path for root in (RUNS, GRIDS) if root.is_dir() for path in root.iterdir() if path.is_dir()]
+        names = ", ".join(sorted({path.name for path in known if path != GRIDS})) or "there is none yet"
+        raise ArgumentError("name", f"a named run, a folder of {RUNS} or {GRIDS} ({names})", repr(name))
+    if len(found) > 1:
+        raise ArgumentError("name", f"one run; give the folder, {found[0]} or {found[1]}", repr(name))
+    return found[0]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:

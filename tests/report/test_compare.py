@@ -24,6 +24,7 @@ PROMPTS = list(range(10))
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
     monkeypatch.setattr("kdlab.report.named.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("kdlab.report.named.GRIDS", tmp_path / "runs" / "grids")
     monkeypatch.chdir(tmp_path)
 
 

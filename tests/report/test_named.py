@@ -26,6 +26,7 @@ SCRIPT = "</text>--><script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
     monkeypatch.setattr("kdlab.report.named.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("kdlab.report.named.GRIDS", tmp_path / "runs" / "grids")
     monkeypatch.chdir(tmp_path)
 
 
@@ -76,7 +77,7 @@ def test_a_named_run_gives_html_figures_in_three_formats_and_a_pdf(tmp_path, cap
 
 
 def test_a_grid_is_its_planned_points_in_their_order(tmp_path):
-    root = tmp_path / "runs" / "night2"
+    root = tmp_path / "runs" / "grids" / "night2"
     grid(root, b7={"budget": 7}, a15={"budget": 15})
     point(root / "old", figure_cell())  # of an earlier call
     run = find_run("night2")
@@ -92,7 +93,7 @@ def test_a_grid_is_its_planned_points_in_their_order(tmp_path):
 
 
 def test_what_did_not_complete_is_refused_and_nothing_is_written(tmp_path, capsys):
-    root = tmp_path / "runs" / "night3"
+    root = tmp_path / "runs" / "grids" / "night3"
     grid(root, first={}, second={}, third={}, fourth={})
     check_complete(find_run("night3"))
     (root / "first" / "demo.ipynb").write_text((root / "first" / "demo.ipynb").read_text() + " ")
@@ -107,14 +108,22 @@ def test_what_did_not_complete_is_refused_and_nothing_is_written(tmp_path, capsy
     with pytest.raises(NotebookError, match=r"did not complete: first/demo\.ipynb"):
         check_complete(find_run("night3"))
     assert main(["report", "night3"]) == 3
-    assert "kdlab grid" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "kdlab grid" in error
+    assert "earlier report" not in error
     assert not (tmp_path / "reports").exists()
+    (tmp_path / "old.html").write_text("old")
+    assert main(["report", "night3", "-o", "old.html"]) == 3
+    assert "old.html is an earlier report" in capsys.readouterr().err
 
 
 def test_names_that_are_no_run_are_said_to_be_none(tmp_path, capsys):
     point(tmp_path / "runs" / "one")
+    for name in ("runs/twice", "runs/grids/twice"):
+        point(tmp_path / name)
     (tmp_path / "runs" / "empty").mkdir()
-    expected = {"absent": r"\(empty, one\)", "empty": "holds none", "no/where": "a named run", "": "a named run"}
+    expected = {"absent": r"\(empty, one, twice\)", "empty": "holds none", "no/where": "a named run", "": "a named run",
+                "grids": "a named run", "twice": "one run; give the folder"}  # fmt: skip
     for name, said in expected.items():
         with pytest.raises(ArgumentError, match=said):
             find_run(name)
