@@ -16,8 +16,8 @@ class RankWatch(threading.Thread):
     """Counts for the others to see, and looks whether they still count.
 
     A rank that was killed or ended by an error stops counting. The thread then prints which one it was and ends this
-    process: its main thread may wait for ever in a collective that the dead rank will not join. A rank that takes its
-    leave (`leave`, or the end of a process without an error) is no longer waited for.
+    process: its main thread may wait for ever in a collective that the dead rank will not join. Only a rank that took
+    its leave (`leave`) is no longer waited for: a process at its end cannot tell `sys.exit(1)` from a good one.
 
     Attributes:
         patience_s: seconds without a count after which a rank is lost.
@@ -53,7 +53,7 @@ class RankWatch(threading.Thread):
             default: Any = dist.distributed_c10d._get_default_store()
             store = dist.PrefixStore("kdlab-alive", default.clone())
             watch = cls._of_process = cls(store, rank, size, patience_s)
-            atexit.register(watch._at_exit)
+            atexit.register(watch._stop)  # a thread inside the store when the interpreter ends would abort it
         watch.patience_s = patience_s
         return watch
 
@@ -66,14 +66,14 @@ class RankWatch(threading.Thread):
             except RuntimeError:
                 self._end("rank 0 or the launcher of the ranks is gone: their common store does not answer")
             if lost is not None:
-                self._end(f"rank {lost} gave no sign of life for {self.patience_s:g} s: killed, or ended by an error")
+                how = "killed, ended by an error, or gone without `Ranks.close()`"
+                self._end(f"rank {lost} gave no sign of life for {self.patience_s:g} s: {how}")
 
     def leave(self) -> None:
         """Stop watching, and let the others do without this rank; rank 0 goes last, as it may hold the store."""
         if self._ended.is_set():
             return
-        self._ended.set()
-        self.join()
+        self._stop()
         try:
             self._store.add(str(self._rank), _LEFT)
             until = time.monotonic() + self.patience_s
@@ -113,6 +113,6 @@ class RankWatch(threading.Thread):
             time.sleep(2 * self._period_s)
         os._exit(1)
 
-    def _at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is None:  # set by an error that nobody caught
-            self.leave()
+    def _stop(self) -> None:
+        self._ended.set()
+        self.join(self.patience_s)

@@ -120,6 +120,7 @@ class Ranks:
     def close(self) -> None:
         """Take leave of the other ranks, which from now on do without this one; the group ends.
 
+        A rank whose process ends without it counts as lost, and ends the others that still run.
         Drop every engine first: NCCL waits for the graphs that hold its collectives.
         """
         if self.watch is not None:

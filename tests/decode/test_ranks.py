@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from functools import cache
@@ -16,7 +18,7 @@ from kdlab.errors import ArgumentError
 from kdlab.model.ranks import Ranks
 from tests.decode.test_lossless import teacher_forced
 from tests.pairs import golden_prompts, tiny_pair
-from tests.rank_processes import run_ranks, values_of
+from tests.rank_processes import free_port, run_ranks, values_of
 from tests.thread_ranks import on_thread_ranks
 
 CASES = {
@@ -29,6 +31,8 @@ SPLITS = {("tp", 2): CASES, ("ep", 2): ("tree", "tree at 0.8, top-p")}
 SPLITS |= {("tp", 4): SPLITS["ep", 2], ("ep", 4): SPLITS["ep", 2]}
 NUM_TOKENS = 10
 PATIENCE_S = 3.0
+HOW = "killed, ended by an error, or gone without `Ranks.close()`"
+LOST = f"rank 1 gave no sign of life for 3 s: {HOW}; rank 0 ends too"
 
 
 def decode(pair, name):
@@ -148,6 +152,8 @@ def lose_rank_1(rank, how, device="cpu"):
         if self.rank == 1 and sums.count("mlp") == 2:
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if how == "exited":
+                sys.exit(1)
             raise MemoryError("no room")
         return whole(self, x, kind)
 
@@ -162,5 +168,22 @@ def test_a_lost_rank_ends_the_others_with_its_name(how, exitcode, tmp_path):
     other, lost = run_ranks(2, lose_rank_1, how, folder=tmp_path)
     assert lost.exitcode == exitcode
     assert other.exitcode == 1
-    assert "rank 1 gave no sign of life for 3 s: killed, or ended by an error; rank 0 ends too" in other.said
+    assert LOST in other.said
     assert time.monotonic() - began < 60
+
+
+def test_a_rank_that_exits_in_a_round_has_not_taken_its_leave():
+    """In processes of their own: what Python runs at an exit, it does not run in a child of `multiprocessing`."""
+    address = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import lose_rank_1; lose_rank_1({rank}, 'exited')"],
+            env=address | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert LOST in said[0]
