@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.decode.round_buffer import RoundBuffer
 from kdlab.decode.settings import Settings
 from kdlab.decode.streams import Streams
+from kdlab.kernels import add_norm, draft_attention, embed_shard, router
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
 from kdlab.kernels.stage import stage
@@ -112,14 +113,22 @@ class Round:
 
 def _left_to_torch(pair: Pair, settings: Settings) -> set[str]:
     """Name the ops of a round that have a CUDA form, but none for this size."""
-    method, device = settings.method, pair.device
+    method, device, dtype, config = settings.method, pair.device, pair.dtype, pair.target.config
     if device.type != "cuda" or settings.op_impl == "reference":
         return set()
+    groups, width = (config.n_group, config.topk_group), config.hidden_size
+    routes = any(map(config.is_moe_layer, range(config.num_hidden_layers)))
     left = {
+        "add_norm": not add_norm.has_kernel(width, dtype),
+        "embed_shard": pair.ranks.size > 1 and not embed_shard.has_kernel(width, dtype),
+        "router": routes
+        and not router.has_kernel(config.n_routed_experts, config.num_experts_per_tok, dtype, groups),
         "draft_topk": method.top_k > MAX_K,
         "tree_build": not method.builds_on_gpu,
         "tree_accept": tree_accept_impl(method.budget + 1, device) == "reference",
     }
+    if pair.drafter is not None and method.build is not None:
+        left["draft_attention"] = not draft_attention.has_kernel(pair.drafter.config.head_dim, dtype, device)
     return {f"{name}=reference" for name, is_left in left.items() if is_left}
 
 

@@ -1,9 +1,15 @@
 """What the ops of a decode run as is what was asked for, in the drafter too, and the provenance says what fell back."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import kdlab
+from kdlab.decode.round import _left_to_torch
+from kdlab.decode.settings import make_settings
+from kdlab.kernels import draft_attention
 from kdlab.model import drafter, drafter_layers, layers, target
 from kdlab.model.drafter import Drafter
 from kdlab.model.pair import Pair
@@ -66,3 +72,45 @@ def test_the_drafters_ops_run_as_the_decode_says(method, asked):
 def test_a_recording_runs_the_drafters_ops_as_its_decode_does(asked):
     kdlab.record(tiny_pair("float64"), "abc", top_k=4, max_new_tokens=4)  # float64 has no CUDA ops
     assert set().union(*asked.values()) == {"reference"}
+
+
+# -- what the provenance says ------------------------------------------------------------------------------------------
+
+
+def on_a_gpu(monkeypatch, *, dtype=torch.bfloat16, arch="sm_90a", ranks=1, head_dim=32, **target_changes):
+    """What a round needs to know of a pair, as if it were on a GPU."""
+    monkeypatch.setattr(draft_attention, "arch_of", lambda device: arch)
+    tiny = tiny_pair()
+    config = replace(tiny.target.config, **target_changes)
+    drafter_config = replace(tiny.drafter.config, head_dim=head_dim)
+    return SimpleNamespace(
+        target=SimpleNamespace(config=config), drafter=SimpleNamespace(config=drafter_config),
+        device=torch.device("cuda"), dtype=dtype, ranks=SimpleNamespace(size=ranks),
+    )  # fmt: skip
+
+
+CASES = [
+    ({}, set()),
+    (dict(dtype=torch.float32), {"draft_attention"}),
+    (dict(head_dim=96), {"draft_attention"}),
+    (dict(arch="sm_75"), {"draft_attention"}),
+    (dict(n_group=4, topk_group=2), {"router"}),
+    (dict(n_routed_experts=64, num_experts_per_tok=33), {"router"}),
+    (dict(n_routed_experts=1025), {"router"}),
+    (dict(n_routed_experts=1025, first_k_dense_replace=99), set()),  # no layer routes
+    (dict(hidden_size=132), {"add_norm"}),
+    (dict(hidden_size=132, dtype=torch.float32), {"draft_attention"}),  # whole words again
+    (dict(hidden_size=132, ranks=2), {"add_norm", "embed_shard"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "left"), CASES, ids=str)
+def test_ops_without_a_kernel_for_this_pair_are_named(changes, left, monkeypatch):
+    pair = on_a_gpu(monkeypatch, **changes)
+    assert _left_to_torch(pair, make_settings(tiny_pair(), 1)) == {f"{name}=reference" for name in left}
+    assert _left_to_torch(pair, make_settings(tiny_pair(), 1, impl="reference")) == set()
+
+
+def test_a_decode_without_a_drafter_leaves_no_draft_attention_to_torch(monkeypatch):
+    pair = on_a_gpu(monkeypatch, dtype=torch.float32)
+    assert _left_to_torch(pair, make_settings(tiny_pair(), 1, method="ar")) == set()
