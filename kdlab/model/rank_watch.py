@@ -53,7 +53,7 @@ class RankWatch(threading.Thread):
             default: Any = dist.distributed_c10d._get_default_store()
             store = dist.PrefixStore("kdlab-alive", default.clone())
             watch = cls._of_process = cls(store, rank, size, patience_s)
-            atexit.register(watch._stop)  # a thread inside the store when the interpreter ends would abort it
+            atexit.register(watch._fall_silent)  # a thread inside the store when the interpreter ends would abort it
         watch.patience_s = patience_s
         return watch
 
@@ -73,7 +73,7 @@ class RankWatch(threading.Thread):
         """Stop watching, and let the others do without this rank; rank 0 goes last, as it may hold the store."""
         if self._ended.is_set():
             return
-        self._stop()
+        self._fall_silent()
         try:
             self._store.add(str(self._rank), _LEFT)
             until = time.monotonic() + self.patience_s
@@ -113,6 +113,6 @@ class RankWatch(threading.Thread):
             time.sleep(2 * self._period_s)
         os._exit(1)
 
-    def _stop(self) -> None:
+    def _fall_silent(self) -> None:
         self._ended.set()
         self.join(self.patience_s)
