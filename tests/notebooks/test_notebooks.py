@@ -155,6 +155,21 @@ def test_smoke_runs_leave_readable_recordings(smoke_runs):
 
 
 @pytest.mark.notebook
+def test_the_explorer_notebook_keeps_the_rounds_that_it_shows(smoke_runs):
+    results, run = smoke_runs[0] / "results", smoke_runs[1]["20_draft_trees"]
+    rounds = kdlab.load_run(results / "20_rounds.parquet").rounds
+    assert sum(map(len, rounds)) == run.record["rounds explored"] > 0
+    assert kdlab.load_field(results / "20_draft_field.parquet").top_k == 128
+    assert len(run.record["after an accepted sibling"]) == 3
+    widgets = [
+        output["data"] for cell in code_cells(read_notebook(run.output)) for output in cell.outputs
+        if "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    ]  # fmt: skip
+    for name, data in zip(["TreeExplorer", "AcceptanceExplorer"], widgets, strict=True):
+        assert name in data["text/plain"]
+
+
+@pytest.mark.notebook
 def test_without_a_gpu_the_kernels_are_drawn_from_recorded_rows_and_every_figure_says_so(smoke_runs):
     folder, run = smoke_runs[0], smoke_runs[1]["30_kernels"]
     rows = read_rows(recorded_rows(folder)["recorded"])
