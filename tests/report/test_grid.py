@@ -78,6 +78,9 @@ def test_a_killed_point_and_those_after_it_are_all_that_runs_again(quick, write_
 
     def interrupt(job):
         if budgets([job]) == [4]:
+            until = time.monotonic() + 20
+            while not any("budget=3: done" in line for line in lines) and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
             until = time.monotonic() + 20
             while not job.stop() and time.monotonic() < until:
@@ -140,7 +143,7 @@ def test_a_changed_point_runs_again_and_no_other(quick, write_notebook, tmp_path
     assert not list(tmp_path.rglob("demo.failed.json"))
 
 
-def test_the_table_holds_the_points_of_the_last_call(quick, write_notebook, tmp_path):
+def test_the_table_holds_the_points_of_the_last_call(quick, write_notebook, tmp_path, capsys):
     source = write_notebook("P:" + PARAMETERS, FINAL)
     grid(source, tmp_path, (1, 2))
     grid(source, tmp_path, (2, 3))
@@ -148,6 +151,11 @@ def test_the_table_holds_the_points_of_the_last_call(quick, write_notebook, tmp_
     assert study.load("night1", folder=tmp_path / "grids")["budget"].tolist() == [2, 3]
     named = find_run(str(tmp_path / "grids" / "night1"))
     assert [point.name.partition(".")[0] for point in named.points] == ["budget-2", "budget-3"]
+    words = ["grid", str(source), "-p", "budget=3,4", "--name", "night1", "--folder", str(tmp_path / "grids"), "--json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(point["status"], point["skipped"]) for point in said["points"]] == [("done", True), ("done", False)]
+    assert said["table"] == str(tmp_path / "grids" / "night1" / "results.parquet")
     with pytest.raises(ArgumentError, match="a grid of"):
         grid(write_notebook("P:" + PARAMETERS, FINAL, name="other"), tmp_path)
 
@@ -322,7 +330,7 @@ if not pathlib.Path({str(tmp_path / "go")!r}).exists():
     while not alive(tag) and time.monotonic() < until:
         time.sleep(0.1)
     caller.send_signal(signal.SIGINT)
-    error = caller.communicate(timeout=30)[1]
+    error = caller.communicate(timeout=120)[1]
     assert caller.returncode == 130
     assert "kdlab: interrupted" in error
     assert "Traceback" not in error
