@@ -21,8 +21,10 @@ class RankWatch(threading.Thread):
 
     Attributes:
         patience_s: seconds without a count after which a rank is lost.
+        generation: watches of this process so far, of the class: a launcher's store outlives a group and its keys.
     """
 
+    generation = 0
     _of_process: "RankWatch | None" = None
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
@@ -51,8 +53,9 @@ class RankWatch(threading.Thread):
         if watch is None or watch._ended.is_set():
             # A client of its own: a store's calls wait for one another.
             default: Any = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore("kdlab-alive", default.clone())
+            store = dist.PrefixStore(f"kdlab-alive-{cls.generation}", default.clone())
             watch = cls._of_process = cls(store, rank, size, patience_s)
+            cls.generation += 1
             atexit.register(watch._fall_silent)  # a thread inside the store when the interpreter ends would abort it
         watch.patience_s = patience_s
         return watch

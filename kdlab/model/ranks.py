@@ -155,16 +155,23 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     chosen = local_device(device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if not dist.is_initialized():
-        try:
-            bound = chosen if chosen.type == "cuda" else None
-            dist.init_process_group(backend, timeout=_SLOWEST, device_id=bound)
-        except ValueError as error:  # one of torchrun's environment variables is missing
-            expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
-            raise ArgumentError("ranks", expected, "one process alone") from error
+        _start_group(backend, chosen)
     elif dist.get_backend() != backend:
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
     return Ranks(rank, size, experts, dist.group.WORLD, watch=RankWatch.of_process(rank, size, timeout))
+
+
+def _start_group(backend: str, device: torch.device) -> None:
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=_SLOWEST))
+    except ValueError as error:  # one of torchrun's environment variables is missing
+        expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
+        raise ArgumentError("ranks", expected, "one process alone") from error
+    # A second group would take the first one's addresses, which the launcher's store still holds, for its own.
+    own = dist.PrefixStore(f"kdlab-{RankWatch.generation}", store)
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_SLOWEST, device_id=bound)
 
 
 def local_device(device: torch.device | str) -> torch.device:
