@@ -39,8 +39,8 @@ class RankWatch(threading.Thread):
         super().__init__(name="kdlab-rank-watch", daemon=True)
         self.patience_s = patience_s
         self._store, self._rank = store, rank
-        now = time.monotonic()
-        self._seen = {other: (0, now) for other in range(size) if other != rank}
+        self._looked = time.monotonic()
+        self._seen = {other: (0, self._looked) for other in range(size) if other != rank}
         self._ended = threading.Event()
         self.start()
 
@@ -68,6 +68,7 @@ class RankWatch(threading.Thread):
                 lost = self._look()
             except RuntimeError:
                 self._end("rank 0 or the launcher of the ranks is gone: their common store does not answer")
+                return  # this rank was about to leave
             if lost is not None:
                 how = "killed, ended by an error, or gone without `Ranks.close()`"
                 self._end(f"rank {lost} gave no sign of life for {self.patience_s:g} s: {how}")
@@ -97,6 +98,9 @@ class RankWatch(threading.Thread):
     def _look(self) -> int | None:
         """Return a rank that has stopped counting, if there is one."""
         now = time.monotonic()
+        if now - self._looked > self.patience_s / 2:  # this process was stopped, and perhaps all of them were
+            self._seen = {other: (count, now) for other, (count, _) in self._seen.items()}
+        self._looked = now
         for other, (count, since) in list(self._seen.items()):
             counted = self._store.add(str(other), 0)
             if counted < 0:
