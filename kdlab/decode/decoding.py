@@ -52,7 +52,8 @@ def generate(
         streams: prompts decoded together; None takes up to 8.
         impl: the implementation of the ops. "auto" takes the CUDA ops on a GPU and plain torch on the CPU, "reference"
             plain torch on either; "naive", "mma", "wgmma" and "flashmla" take the CUDA ops with this attention. What
-            ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention.
+            ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention, with the ops that
+            were left to torch as this pair's sizes or dtype have no kernel.
         graph: "on" captures a round in a CUDA graph once and replays it, "off" runs it op by op. "auto" is "on" on a
             GPU where its ops run and build the method's trees, which "beam" and budgets above 1,024 or 256 candidates
             leave to the host. The provenance's `graph` says which: "graph" or "eager".
