@@ -8,6 +8,7 @@ collective's result is decided alike everywhere.
 import gc
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -107,15 +108,25 @@ class Ranks:
             return x
         return self.all_gather(x, kind).movedim(0, -2).flatten(-2)
 
-    def check_same(self, name: str, text: str, device: torch.device) -> None:
-        """Raise ArgumentError unless `text` is the same on every rank: ranks that differ would wait for one another."""
+    def check_same(self, values: Mapping[str, object], device: torch.device) -> None:
+        """Check that each value reads the same on every rank: ranks that differ would wait for one another.
+
+        Args:
+            values: by the name that an error gives; every rank gives the same names.
+            device: for the message, one that the group can send from.
+
+        Raises:
+            ArgumentError: names the first value that differs, and the ranks that have another one; on all ranks alike.
+        """
         if self.group is None:
             return
-        digest = bytearray(hashlib.sha256(text.encode()).digest()[:8])
-        own = torch.frombuffer(digest, dtype=torch.int64).to(device)
-        different = (self.all_gather(own, "check") != own).flatten().nonzero().flatten().tolist()
-        if different:
-            raise ArgumentError(name, "the same on every rank", f"others on rank {self.rank} than on {different}")
+        digests = b"".join(hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values())
+        own = torch.frombuffer(bytearray(digests), dtype=torch.int64).to(device)
+        different = (self.all_gather(own, "check") != own).cpu()  # [ranks, values]
+        for name, others in zip(values, different.T, strict=True):
+            if others.any():
+                got = f"another on rank {self.rank} than on {others.nonzero().flatten().tolist()}"
+                raise ArgumentError(name, "the same on every rank", got)
 
     def close(self) -> None:
         """Take leave of the other ranks, which from now on do without this one; the group ends.
