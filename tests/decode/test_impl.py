@@ -10,7 +10,7 @@ import kdlab
 from kdlab.decode.round import _left_to_torch
 from kdlab.decode.settings import make_settings
 from kdlab.kernels import draft_attention
-from kdlab.model import drafter, drafter_layers, layers, target
+from kdlab.model import drafter, drafter_layers, layers, pair, target
 from kdlab.model.drafter import Drafter
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
@@ -74,6 +74,15 @@ def test_a_recording_runs_the_drafters_ops_as_its_decode_does(asked):
     assert set().union(*asked.values()) == {"reference"}
 
 
+def test_torch_ranks_more_candidates_than_the_kernel_keeps_and_nothing_else(asked, monkeypatch):
+    monkeypatch.setattr(pair, "top_over_ranks", lambda ranks, logits, k, impl: impl)
+    one = tiny_pair()
+    anchor, context = torch.tensor([3]), one.new_context(1, 8)
+    assert one.draft_top(anchor, torch.tensor([0]), context, 256) == "auto"
+    assert one.draft_top(anchor, torch.tensor([0]), context, 257) == "reference"
+    assert asked["kdlab.model.drafter_layers.draft_attention"] == {"auto"}
+
+
 # -- what the provenance says ------------------------------------------------------------------------------------------
 
 
@@ -106,11 +115,11 @@ CASES = [
 
 @pytest.mark.parametrize(("changes", "left"), CASES, ids=str)
 def test_ops_without_a_kernel_for_this_pair_are_named(changes, left, monkeypatch):
-    pair = on_a_gpu(monkeypatch, **changes)
-    assert _left_to_torch(pair, make_settings(tiny_pair(), 1)) == {f"{name}=reference" for name in left}
-    assert _left_to_torch(pair, make_settings(tiny_pair(), 1, impl="reference")) == set()
+    one = on_a_gpu(monkeypatch, **changes)
+    assert _left_to_torch(one, make_settings(tiny_pair(), 1)) == {f"{name}=reference" for name in left}
+    assert _left_to_torch(one, make_settings(tiny_pair(), 1, impl="reference")) == set()
 
 
 def test_a_decode_without_a_drafter_leaves_no_draft_attention_to_torch(monkeypatch):
-    pair = on_a_gpu(monkeypatch, dtype=torch.float32)
-    assert _left_to_torch(pair, make_settings(tiny_pair(), 1, method="ar")) == set()
+    one = on_a_gpu(monkeypatch, dtype=torch.float32)
+    assert _left_to_torch(one, make_settings(tiny_pair(), 1, method="ar")) == set()
