@@ -120,7 +120,9 @@ class Ranks:
         """
         if self.group is None:
             return
-        digests = b"".join(hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values())
+        # A set of equal members may read in another order.
+        texts = (repr(sorted(value) if isinstance(value, frozenset) else value) for value in values.values())
+        digests = b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)
         own = torch.frombuffer(bytearray(digests), dtype=torch.int64).to(device)
         different = (self.all_gather(own, "check") != own).cpu()  # [ranks, values]
         for name, others in zip(values, different.T, strict=True):

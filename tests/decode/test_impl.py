@@ -99,17 +99,17 @@ def on_a_gpu(monkeypatch, *, dtype=torch.bfloat16, arch="sm_90a", ranks=1, head_
 
 
 CASES = [
-    ({}, set()),
-    (dict(dtype=torch.float32), {"draft_attention"}),
-    (dict(head_dim=96), {"draft_attention"}),
-    (dict(arch="sm_75"), {"draft_attention"}),
-    (dict(n_group=4, topk_group=2), {"router"}),
-    (dict(n_routed_experts=64, num_experts_per_tok=33), {"router"}),
-    (dict(n_routed_experts=1025), {"router"}),
-    (dict(n_routed_experts=1025, first_k_dense_replace=99), set()),  # no layer routes
-    (dict(hidden_size=132), {"add_norm"}),
-    (dict(hidden_size=132, dtype=torch.float32), {"draft_attention"}),  # whole words again
-    (dict(hidden_size=132, ranks=2), {"add_norm", "embed_shard"}),
+    ({}, ()),
+    (dict(dtype=torch.float32), ("draft_attention",)),
+    (dict(head_dim=96), ("draft_attention",)),
+    (dict(arch="sm_75"), ("draft_attention",)),
+    (dict(n_group=4, topk_group=2), ("router",)),
+    (dict(n_routed_experts=64, num_experts_per_tok=33), ("router",)),
+    (dict(n_routed_experts=1025), ("router",)),
+    (dict(n_routed_experts=1025, first_k_dense_replace=99), ()),  # no layer routes
+    (dict(hidden_size=132), ("add_norm",)),
+    (dict(hidden_size=132, dtype=torch.float32), ("draft_attention",)),  # whole words again
+    (dict(hidden_size=132, ranks=2), ("add_norm", "embed_shard")),
 ]
 
 
