@@ -25,7 +25,8 @@ class Segments:
     """Captured pieces of one call in the order of their launches; `pieces` holds (stage, graph)."""
 
     pieces: list[tuple[str, torch.cuda.CUDAGraph]] = field(default_factory=list)
-    kept: list[object] = field(default_factory=list)
+    result: object = None  # of the call; its tensors hold what the last replay wrote
+    kept: list[torch.cuda.CUDAGraph] = field(default_factory=list)
 
     def replay(self, until: str | None = None) -> None:
         """Run the call again, piece by piece: all of it, or what comes before the first piece of a stage.
@@ -103,7 +104,7 @@ def record_segments(call: Callable[[], object]) -> Segments:
         with torch.cuda.stream(torch.cuda.Stream()), observed(recorder):
             recorder.begin(OTHER)
             try:
-                segments.kept.insert(0, call())
+                segments.result = call()
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the capture has failed too, and would hide why
                     recorder.end()
