@@ -2,16 +2,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help lab test check pictures clean distclean ready
+.PHONY: help lab test check docs pictures clean distclean ready
 
 DEVICE ?= cpu
 JOBS ?= 2
 
 VENV := .venv
 LOCK := requirements-cpu.lock
-NOTEBOOKS := 00_start_here 10_budget_sweep 30_kernels
+NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 90_report
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
+PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
 
 ifdef PYTHON
 # Somebody's own interpreter: used as it is, nothing is installed.
@@ -35,7 +36,8 @@ help:
 	@echo "               FULL=1: all prompts and budgets; DEVICE=cuda PYTHON=/path/to/python: with that interpreter as it is"
 	@echo "make test      set up, run the whole test suite (JOBS=$(JOBS) at a time)"
 	@echo "make check     ruff, mypy and the notebooks' outputs"
-	@echo "make pictures  put two figures of the last lab run into docs/, for the README"
+	@echo "make docs      set up, build the pages of docs/ and the reference into build/site; a broken link fails it"
+	@echo "make pictures  run the lab, put the figures that README and docs show into docs/pictures"
 	@echo "make clean     remove runs, figures, reports and caches (distclean: the environment too)"
 
 lab: $(READY)
@@ -56,10 +58,13 @@ check: $(READY)
 	@$(PY) -m mypy
 	@$(PY) -m nbstripout --verify --keep-id notebooks/*.ipynb
 
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+	@echo "build/site/index.html (searching needs a server: python -m http.server --directory build/site)"
+
 pictures: lab
-	@mkdir -p docs
-	@cp figures/00_draft_tree.png docs/draft_tree.png
-	@cp figures/10_budget_sweep.png docs/budget_sweep.png
+	@mkdir -p docs/pictures
+	@cp $(PICTURES:%=figures/%.png) docs/pictures/
 
 ready: $(READY)
 

@@ -192,3 +192,13 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "kdlab"
     except RuntimeError as error:
         raise ArgumentError("KDLAB_CACHE", "a folder in this environment variable (there is no home)", None) from error
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as $CUDA_VISIBLE_DEVICES names them; without it, all by number."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles")]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]

@@ -1,5 +1,6 @@
 """Where the files of the repository lie."""
 
+import re
 from pathlib import Path
 
 from kdlab.errors import ArgumentError
@@ -7,6 +8,9 @@ from kdlab.errors import ArgumentError
 PACKAGE = Path(__file__).resolve().parent
 REPOSITORY = PACKAGE.parent
 DATA = REPOSITORY / "data"
+RUNS = REPOSITORY / "runs"
+GRIDS = RUNS / "grids"
+GRID_RESULTS = "results.parquet"
 # The CUDA sources: an installed wheel holds them inside the package, a clone (or an editable install of it) beside it.
 CSRC = PACKAGE / "csrc" if (PACKAGE / "csrc").is_dir() else REPOSITORY / "csrc"
 
@@ -36,3 +40,14 @@ def bundled_pair(name: str) -> tuple[Path, Path]:
     if not target.is_dir():
         raise ArgumentError("target", f"{target} (kdlab runs from a clone of its repository)", repr(name))
     return target, drafter
+
+
+def grid_folder(name: str, folder: str | Path | None = None) -> Path:
+    """Return the folder of the grid called `name`: in `folder`, or in the clone's `runs/grids`.
+
+    Raises:
+        ArgumentError: `name` is not letters, digits, `.`, `_` and `-`.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ArgumentError("name", "letters, digits, '.', '_' and '-', the first a letter or digit", repr(name))
+    return (GRIDS if folder is None else Path(folder)) / name

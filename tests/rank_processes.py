@@ -7,6 +7,8 @@ import sys
 import traceback
 from dataclasses import dataclass
 
+from torch.distributed import TCPStore
+
 # Processes come from a server that has loaded torch and kdlab once: they start in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["kdlab.decode.engine"])
@@ -24,7 +26,9 @@ class Ended:
 
 def run_ranks(size, work, *args, folder):
     """Call work(rank, *args) on each of `size` ranks; returns an Ended each. Output goes through files in `folder`."""
-    port = free_port()
+    # As torchrun does, the launcher keeps the store: a rank that ends early takes it from nobody.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
     processes = [
         CONTEXT.Process(target=_enter, args=(rank, size, port, pipes[rank][1], folder / f"rank-{rank}", work, args))
@@ -64,7 +68,7 @@ def _enter(rank, size, port, pipe, output, work, args):
     with open(output, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     import torch
 

@@ -21,8 +21,8 @@ from kdlab.paths import CSRC
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCKED_EXTRAS = ("lab", "report", "test", "dev")
-CONDA_EXTRAS = ("gpu", "lab", "report", "test")
+LOCKED_EXTRAS = ("lab", "report", "cluster", "test", "docs", "dev")
+CONDA_EXTRAS = ("gpu", "lab", "report", "cluster", "test", "docs")
 # The few packages whose conda-forge names differ from PyPI's.
 CONDA_NAMES = {
     "torch": "pytorch-gpu",
@@ -114,7 +114,7 @@ def test_environment_yml_is_in_step():
 def test_every_extra_is_used():
     """An extra serves code or tests that are there: each of its packages is imported or run somewhere."""
     optional = {name for extra in PROJECT["optional-dependencies"] for name in requirements(extra)}
-    optional -= requirements().keys() | {"packaging", "pyyaml"}  # this file imports them
+    optional -= requirements().keys() | {"packaging"}  # this file imports them
     modules = {
         "nvidia-ml-py": "pynvml",
         "pytest-xdist": "-n $(JOBS)",
@@ -124,6 +124,8 @@ def test_every_extra_is_used():
         "nvidia-cuda-runtime": 'find_nvidia_header_directory("cudart")',
         "nvidia-cuda-nvdisasm": '"nvdisasm"',
         "sgl-flash-mla": "flash_mla",
+        "mkdocs-material": "-m mkdocs",
+        "mkdocstrings-python": '"mkdocstrings"',
     }
     paths = [*ROOT.glob("kdlab/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
     paths.remove(Path(__file__))
@@ -198,7 +200,7 @@ def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["exec make test"]
+    assert commands == ["sh .ci/install-browser", "exec make test"]
 
 
 def test_missing_packages_are_named():

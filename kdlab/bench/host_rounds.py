@@ -140,7 +140,8 @@ class HostRounds:
 
     @torch.inference_mode()
     def _draft(self) -> None:
-        logits = self.pair.draft_logits(self._anchor.tensor, self._start.tensor, self._context).float()
+        anchor, start, op_impl = self._anchor.tensor, self._start.tensor, self.settings.op_impl
+        logits = self.pair.draft_logits(anchor, start, self._context, op_impl).float()
         best = logits.topk(self.settings.method.top_k, dim=-1)
         self._found["log_probs"] = best.values - logits.logsumexp(dim=-1, keepdim=True)
         self._found["token_ids"] = best.indices
@@ -162,7 +163,7 @@ class HostRounds:
     def _commit(self) -> None:
         start, op_impl = self._start.tensor, self.settings.op_impl
         taps = self._cache.commit(start, self._path.tensor, self._found["taps"], op_impl)
-        self.pair.extend_context(self._context, taps, start, self._count.tensor)
+        self.pair.extend_context(self._context, taps, start, self._count.tensor, op_impl)
 
     # -- on the host ----------------------------------------------------------------------------------------------
 
@@ -170,7 +171,8 @@ class HostRounds:
     def _admit(self, slot: int, prompt: int) -> None:
         transcript = self.transcripts[prompt]
         ids = torch.tensor([transcript.prompt_ids], device=self.pair.device)
-        output = prefill(self.pair, ids, self._cache.stream(slot), self._context.stream(slot), self.settings.impl)
+        place, settings = (self._cache.stream(slot), self._context.stream(slot)), self.settings
+        output = prefill(self.pair, ids, *place, settings.impl, settings.op_impl)
         transcript.extend([int(self.pair.target.head(output.hidden[:, -1]).argmax())])
         if not transcript.done:
             self._slots[slot] = prompt

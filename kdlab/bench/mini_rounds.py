@@ -16,16 +16,14 @@ from kdlab.decode.decoding import Progress
 from kdlab.model.pair import Pair
 from kdlab.model.prompts import PromptSet, load_prompts
 from kdlab.paths import DATA, K26_SHAPES
-from kdlab.study.experts import distinct_experts
 from kdlab.study.gpus import MEASURED_H200
-from kdlab.study.step_cost import Step, round_stages
+from kdlab.study.step_cost import LAUNCH_US, Step, round_stages
 
 STREAMS = (1, 8)
 BUDGETS = (7, 15, 31, 63)
 COMPARED_BUDGET, GOAL = 31, 1.5  # rounds of the device against rounds of the host
 BOTH = ("device", "host")
 KINDS = ("code", "math", "prose", "structured")
-_LAUNCH_US = 1.1
 _CONTEXT, _G, _RANKS = 1024, 0.8, 8  # of the K2.6 round that stands beside
 
 
@@ -108,8 +106,6 @@ def verdict_lines(table: pd.DataFrame) -> list[str]:
 def k26_round_us(rows: int, streams: int) -> float:
     """Return the sum of the stages' floors of a K2.6 round on one rank of 8 H200, microseconds: no round is shorter."""
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
-    sizes = {"num_experts": target.n_routed_experts, "per_token": target.num_experts_per_tok}
-    distinct = distinct_experts(rows, g=_G, streams=streams, **sizes)
-    step = Step(rows, distinct, streams=streams, context=_CONTEXT, ranks=_RANKS, top_k=max(rows - 1, 1))
+    step = Step.routed(target, rows, _G, streams=streams, context=_CONTEXT, ranks=_RANKS, top_k=max(rows - 1, 1))
     rates = {"bytes_per_s": MEASURED_H200.bytes_per_s, "flops_per_s": MEASURED_H200.flops_per_s}
-    return sum(stage.floor_us(**rates, launch_us=_LAUNCH_US) for stage in round_stages(target, drafter, step))
+    return sum(stage.floor_us(**rates, launch_us=LAUNCH_US) for stage in round_stages(target, drafter, step))

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -28,11 +28,11 @@ Edge = tuple[int, int, Any]
 
 @dataclass(eq=False)
 class Segments:
-    """One captured call; `pieces` holds (stage, nodes) in their order, `kept` what the call returned."""
+    """One captured call; `pieces` holds (stage, nodes) in their order, `result` is what it returned."""
 
     graph: torch.cuda.CUDAGraph
     pieces: list[tuple[str, list[int]]]
-    kept: list[object] = field(default_factory=list)
+    result: object = None  # of the call; its tensors hold what the last replay wrote
 
     def replay(self, until: str | None = None) -> None:
         """Run the call again: all of it, or what comes before the first piece of a stage.
@@ -135,7 +135,7 @@ def record_segments(call: Callable[[], object]) -> Segments:
     graph.instantiate()
     graph.replay()
     torch.cuda.synchronize()
-    return Segments(graph, recorder.pieces, [result])
+    return Segments(graph, recorder.pieces, result)
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:

@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kdlab.cli import bench_round, bench_verbs, doctor, model_verbs, notebook_verbs
+from kdlab.cli import bench_round, bench_verbs, doctor, grid_verb, model_verbs, notebook_verbs, report_verb
 from kdlab.cli.ranks import add_rank_options
+from kdlab.cli.trace_verbs import add_traces
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -27,6 +28,9 @@ these two, where the notebook has them and -p does not set them, become FOLDER/f
 the clone is overwritten. A run that fails leaves an earlier finished one as it is, and what it got to in
 FILE's .partial.ipynb.
 """
+REPORTED = """Of a named run everything must have finished, or nothing is written and the status is 3. The PDF is what a
+Chromium that is found on this machine (chromium, google-chrome) prints of the HTML.
+"""
 DEFAULT_BUDGETS = "0,1,3,7,15,31,63"
 _PAIRS = "a shipped pair: bundled (kimi-k26-mini), bundled-b16 or tiny"
 
@@ -45,8 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(verbs)
     _add_record(verbs)
     _add_sweep(verbs)
+    add_traces(verbs, _add_verb)
     _add_bench(verbs)
     _add_run(verbs)
+    _add_grid(verbs)
     _add_report(verbs)
     return parser
 
@@ -227,17 +233,32 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument("--list", action="store_true", help="print the parameters and their defaults, run nothing")
 
 
+def _add_grid(verbs: Any) -> None:
+    text = "Execute one notebook at many parameter points, side by side, and collect their results in one table."
+    grid_verb.add_grid(_add_verb(verbs, "grid", grid_verb.run_grid_verb, text, grid_verb.EXAMPLES, grid_verb.NOTES))
+
+
 def _add_report(verbs: Any) -> None:
     examples = """
         kdlab report runs/00_start_here.ipynb runs/10_budget_sweep.ipynb
         kdlab report runs/10_budget_sweep.ipynb -o sweep.html --title "Budget sweep" --figures figures
+        kdlab report night1
+        kdlab report --compare night1 night2 --about drafter_sha256
     """
     text = "Write one self-contained HTML file from executed notebooks, and print their tables and conclusions."
-    parser = _add_verb(verbs, "report", notebook_verbs.run_report, text, examples)
-    parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="executed notebooks, in the report's order")
-    parser.add_argument("-o", "--output", metavar="FILE", default="reports/kdlab.html", help="(default: %(default)s)")
-    parser.add_argument("--title", default="kdlab report", help="(default: %(default)s)")
-    parser.add_argument("--figures", metavar="FOLDER", help="also write every figure as a PNG file into this folder")
+    parser = _add_verb(verbs, "report", report_verb.run_report, text, examples, REPORTED)
+    what = "executed notebooks, in the report's order, or one run or grid: the name of its folder in runs/, or a path"
+    parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK|NAME", help=what)
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two named runs, prompt by prompt")
+    about = "with --compare: fields that may differ, as the comparison is about them (default: none)"
+    parser.add_argument("--about", type=_names, default=[], metavar="FIELD,...", help=about)
+    output = "(default: reports/kdlab.html; of a named run reports/NAME/report.html)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+    parser.add_argument("--title", help="(default: kdlab report, or the run's name)")
+    figures = "write every figure as PNG, SVG and PDF into this folder (default of a named run: figures/ beside FILE)"
+    parser.add_argument("--figures", metavar="FOLDER", help=figures)
+    pdf = "print the report to PDF too, beside FILE (default: of named runs, where a Chromium is found)"
+    parser.add_argument("--pdf", action=argparse.BooleanOptionalAction, help=pdf)
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """Decode prompts: `generate`, and the engine's start, run and provenance for callers that want single rounds."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 from kdlab.decode.engine import Engine
@@ -52,7 +52,8 @@ def generate(
         streams: prompts decoded together; None takes up to 8.
         impl: the implementation of the ops. "auto" takes the CUDA ops on a GPU and plain torch on the CPU, "reference"
             plain torch on either; "naive", "mma", "wgmma" and "flashmla" take the CUDA ops with this attention. What
-            ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention.
+            ran stands in the provenance as `impl`: "reference", or the CUDA ops and their attention, with the ops that
+            were left to torch as this pair's sizes or dtype have no kernel.
         graph: "on" captures a round in a CUDA graph once and replays it, "off" runs it op by op. "auto" is "on" on a
             GPU where its ops run and build the method's trees, which "beam" and budgets above 1,024 or 256 candidates
             leave to the host. The provenance's `graph` says which: "graph" or "eager".
@@ -95,10 +96,27 @@ def start(pair: Pair, prompts: object, **options: Any) -> Engine:
         raise ArgumentError("pair", "a Pair, as load_pair returns", type(pair).__name__)
     chosen = as_prompt_set(prompts)
     settings = make_settings(pair, len(chosen), **options)
-    options_only = replace(settings, method=replace(settings.method, build=None))  # a function has another address
-    same = pair.target_sha256, pair.drafter_sha256, chosen.digest, options_only
-    pair.ranks.check_same("models, prompts and options", repr(same), pair.device)
+    if pair.ranks.size > 1:
+        pair.ranks.check_same(_shared(pair, chosen, settings), pair.device)
     return Engine(pair, chosen, settings)
+
+
+def _shared(pair: Pair, prompts: PromptSet, settings: Settings) -> dict[str, object]:
+    """Return what the rounds of all ranks follow from, by its name among the arguments, the narrowest first."""
+    target, drafter, method = pair.target.config, pair.drafter, settings.method
+    models = {
+        "target": pair.target_sha256,
+        "drafter": pair.drafter_sha256,
+        "dtype": pair.dtype,
+        "experts": pair.ranks.experts,
+        "latent_norm_eps": target.latent_norm_eps,
+        "rope_amplitude": None if drafter is None else drafter.rope.amplitude,
+        "target's config": target,
+        "drafter's config": None if drafter is None else drafter.config,
+    }
+    options = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    options |= {"method": method.name, "budget": method.budget, "width": method.width, "top_k": method.top_k}
+    return {**models, "prompts": prompts.digest, **options}
 
 
 def run_all(engine: Engine, progress: Progress | None = None) -> None:

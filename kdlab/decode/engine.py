@@ -168,6 +168,7 @@ class Engine:
             self.round.cache.stream(slot),
             None if context is None else context.stream(slot),
             self.settings.impl,
+            self.settings.op_impl,
         )
         self.round.impls.add(output.impl)
         length = torch.tensor([[len(transcript.prompt_ids)]], device=device)
@@ -182,7 +183,12 @@ class Engine:
 
 
 def prefill(
-    pair: Pair, token_ids: Tensor, cache: LatentCache, context: DraftContext | None, impl: str = "auto"
+    pair: Pair,
+    token_ids: Tensor,
+    cache: LatentCache,
+    context: DraftContext | None,
+    impl: str = "auto",
+    op_impl: str = "auto",
 ) -> TargetOutput:
     """Run committed tokens through the target from position 0, in chunks, filling the cache and the draft context.
 
@@ -192,6 +198,7 @@ def prefill(
         cache: of one stream, written at rows 0..T-1.
         context: of one stream, given the features of positions 0..T-1; None for AR.
         impl: of the target's ops.
+        op_impl: of the drafter's.
 
     Returns:
         What the target returned for the last chunk.
@@ -204,5 +211,5 @@ def prefill(
         taps = () if context is None else pair.taps
         output = pair.target(chunk, positions, cache, start, VisibleRows.causal(count, size), taps=taps, impl=impl)
         if context is not None:
-            pair.extend_context(context, output.taps, start, count)
+            pair.extend_context(context, output.taps, start, count, op_impl)
     return output

@@ -78,7 +78,7 @@ def _record_prompt(engine: Engine, index: int, prompt: Prompt, top_k: int) -> Pr
     all_ids = np.array(transcript.output_ids + transcript.tail_ids, dtype=np.int32)
     next_ids = torch.from_numpy(following(all_ids, len(output_ids), pair.depth_limit)).to(pair.device)
     pieces = []
-    for logits, wanted in zip(_draft_everywhere(pair, transcript), next_ids.split(_POSITIONS_AT_ONCE), strict=True):
+    for logits, wanted in zip(_draft_everywhere(engine, transcript), next_ids.split(_POSITIONS_AT_ONCE), strict=True):
         top = draft_topk(logits, top_k)
         pieces.append((top.token_ids, top.log_probs, *_find(logits, wanted)))
     token_ids, log_probs, next_log_prob, next_rank = (
@@ -99,16 +99,17 @@ def _record_prompt(engine: Engine, index: int, prompt: Prompt, top_k: int) -> Pr
     )
 
 
-def _draft_everywhere(pair: Pair, transcript: Transcript) -> Iterator[Tensor]:
+def _draft_everywhere(engine: Engine, transcript: Transcript) -> Iterator[Tensor]:
     """Yield draft logits [n, L, V] with each output token in turn as the anchor, n at most `_POSITIONS_AT_ONCE`."""
-    committed = transcript.prompt_ids + transcript.output_ids
+    pair, settings, committed = engine.pair, engine.settings, transcript.prompt_ids + transcript.output_ids
     cache = LatentCache.allocate(pair.target.config, 1, len(committed), pair.dtype, pair.device)
     context = pair.new_context(1, len(committed))
-    prefill(pair, torch.tensor([committed], device=pair.device), cache, context)
+    ids = torch.tensor([committed], device=pair.device)
+    prefill(pair, ids, cache, context, settings.impl, settings.op_impl)
     anchors = torch.tensor(transcript.output_ids, device=pair.device)
     starts = len(transcript.prompt_ids) + torch.arange(len(anchors), device=pair.device)
     for anchor, begin in zip(anchors.split(_POSITIONS_AT_ONCE), starts.split(_POSITIONS_AT_ONCE), strict=True):
-        yield pair.ranks.join(pair.draft_logits(anchor, begin, context), "vocabulary")
+        yield pair.ranks.join(pair.draft_logits(anchor, begin, context, settings.op_impl), "vocabulary")
 
 
 def _find(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.decode.round_buffer import RoundBuffer
 from kdlab.decode.settings import Settings
 from kdlab.decode.streams import Streams
+from kdlab.kernels import add_norm, draft_attention, embed_shard, router
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
 from kdlab.kernels.stage import stage
@@ -81,9 +82,8 @@ class Round:
         method = self.settings.method
         if method.build is None or self.context is None:
             return self._root_only
-        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
-        impl = "reference" if method.top_k > MAX_K else self.settings.op_impl
-        top = self.pair.draft_top(self.streams.anchor, self.streams.start, self.context, method.top_k, impl=impl)
+        streams, op_impl = self.streams, self.settings.op_impl
+        top = self.pair.draft_top(streams.anchor, streams.start, self.context, method.top_k, impl=op_impl)
         with stage("tree_build"):
             return method.build(top.log_probs, top.token_ids)
 
@@ -108,19 +108,27 @@ class Round:
             start, path, num_rows = self.streams.advance(tree.token, acceptance, self.settings.op_impl)
             taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
         if self.context is not None and taps is not None:
-            self.pair.extend_context(self.context, taps, start, num_rows)
+            self.pair.extend_context(self.context, taps, start, num_rows, self.settings.op_impl)
 
 
 def _left_to_torch(pair: Pair, settings: Settings) -> set[str]:
     """Name the ops of a round that have a CUDA form, but none for this size."""
-    method, device = settings.method, pair.device
+    method, device, dtype, config = settings.method, pair.device, pair.dtype, pair.target.config
     if device.type != "cuda" or settings.op_impl == "reference":
         return set()
+    groups, width = (config.n_group, config.topk_group), config.hidden_size
+    routes = any(map(config.is_moe_layer, range(config.num_hidden_layers)))
     left = {
+        "add_norm": not add_norm.has_kernel(width, dtype),
+        "embed_shard": pair.ranks.size > 1 and not embed_shard.has_kernel(width, dtype),
+        "router": routes
+        and not router.has_kernel(config.n_routed_experts, config.num_experts_per_tok, dtype, groups),
         "draft_topk": method.top_k > MAX_K,
         "tree_build": not method.builds_on_gpu,
         "tree_accept": tree_accept_impl(method.budget + 1, device) == "reference",
     }
+    if pair.drafter is not None and method.build is not None:
+        left["draft_attention"] = not draft_attention.has_kernel(pair.drafter.config.head_dim, dtype, device)
     return {f"{name}=reference" for name, is_left in left.items() if is_left}
 
 

@@ -142,7 +142,8 @@ class Mailbox:
             copy.copy_(source, non_blocking=True)
         event = self._written[place]
         if event is not None:
-            event.record()
+            # The copies are on the stream of the sources' device, which need not be the current device.
+            event.record(torch.cuda.current_stream(self._sources[0].device))
         self._num_posted += 1
 
     def take(self) -> list[np.ndarray]:

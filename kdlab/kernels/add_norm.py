@@ -63,14 +63,19 @@ def add_norm_cost(num_rows: int, width: int, *, update: bool = True, itemsize: i
     return Cost(((4 if update else 2) * num_rows + 1) * width * itemsize)
 
 
+def has_kernel(width: int, dtype: torch.dtype) -> bool:
+    """Say whether the kernel takes rows of `width` values that lie side by side."""
+    return dtype in DTYPE_DEFINE and width > 0 and width * dtype.itemsize % _WORD_BYTES == 0
+
+
 def _unsupported(x: Tensor, update: Tensor | None, weight: Tensor) -> str | None:
-    if x.dtype not in DTYPE_DEFINE:
-        return str(x.dtype)
+    if not has_kernel(x.shape[1], x.dtype):
+        return f"{tuple(x.shape)} {x.dtype}"
     for tensor in (weight, x) if update is None else (weight, x, update):
-        places = (*tensor.stride()[:-1], tensor.shape[-1], tensor.storage_offset())
+        places = (*tensor.stride()[:-1], tensor.storage_offset())
         if tensor.stride(-1) != 1 or any(n * x.element_size() % _WORD_BYTES for n in places):
             return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"
-    return None if x.shape[1] else "no values"
+    return None
 
 
 @functools.lru_cache(maxsize=64)

@@ -77,16 +77,17 @@ def draft_attention(
     window = None if window is None else check_int("window", window, minimum=1)
     _check(q, k, v, keys, values, start)
     if impl == "auto":
-        impl = "cuda" if has_kernel(q) else "reference"
+        impl = "cuda" if has_kernel(q.shape[-1], q.dtype, q.device) else "reference"
     if impl == "reference":
         return reference_draft.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
     _check_for_kernel(q, k, v, keys, values, start)
     return _draft_attention(q, k, v, keys, values, start, min(window or ALL, ALL), causal)
 
 
-def has_kernel(x: Tensor) -> bool:
-    """Say whether the kernel runs heads [..., d] of this dtype on this device."""
-    return x.is_cuda and x.dtype in MMA_DTYPES and x.shape[-1] in HEAD_DIMS and arch_of(x.device) in PORTABLE
+def has_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Say whether the kernel runs heads of `head_dim` values of this dtype on this device."""
+    fits = dtype in MMA_DTYPES and head_dim in HEAD_DIMS
+    return fits and device.type == "cuda" and arch_of(device) in PORTABLE
 
 
 def draft_attention_cost(

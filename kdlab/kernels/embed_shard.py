@@ -12,6 +12,7 @@ from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit_ops import cuda_op
 
 _THREADS, _WORD_BYTES = 256, 16  # as in the .cu
+_TOKEN_DTYPES = torch.int32, torch.int64
 BUILD = jit.Build("embed_shard.cu")
 BUILDS = (BUILD,)
 
@@ -20,10 +21,11 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
     """Return the rows of a vocabulary shard that tokens name, and zeros for tokens of other shards.
 
     Args:
-        tokens: [...] i32 or i64, global ids.
+        tokens: [...] i32 or i64 (the reference takes any integers), global ids.
         weight: [Vs, D] of any float dtype, on a GPU contiguous.
         first_id: the global id of row 0.
-        impl: "auto" (the kernel for CUDA tensors in rows of whole 16-byte words), "cuda" or "reference".
+        impl: "auto" (the kernel for CUDA tensors in rows of whole 16-byte words, the reference for others), "cuda" or
+            "reference".
 
     Returns:
         [..., D] in the weight's dtype.
@@ -40,14 +42,24 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
         raise UnsupportedDevice(f"embed_shard: impl 'cuda' needs CUDA tensors, weight is on {weight.device}")
     if tokens.device != weight.device:
         raise ShapeError("tokens", f"on {weight.device}, as the weight", tokens.device)
-    in_words = width * weight.element_size() % _WORD_BYTES == 0 and weight.is_contiguous()
+    # Storages begin at multiples of 512 bytes; the op looks at the address itself.
+    starts_at = weight.storage_offset() * weight.element_size()
+    in_words = has_kernel(width, weight.dtype) and weight.is_contiguous() and starts_at % _WORD_BYTES == 0
     if impl == "cuda" and not in_words:
-        raise ShapeError("weight", "contiguous rows of whole 16-byte words", f"{list(weight.shape)} {weight.dtype}")
-    if impl != "reference" and weight.is_cuda and in_words and tokens.dtype in (torch.int32, torch.int64):
+        got = f"{list(weight.shape)} {weight.dtype}, offset {weight.storage_offset()}"
+        raise ShapeError("weight", "contiguous rows of whole 16-byte words", got)
+    if impl == "cuda" and tokens.dtype not in _TOKEN_DTYPES:
+        raise ShapeError("tokens", "int32 or int64 for impl='cuda'", tokens.dtype)
+    if impl != "reference" and weight.is_cuda and in_words and tokens.dtype in _TOKEN_DTYPES:
         return _embed_shard(tokens.contiguous(), weight, first_id)
     own = tokens - first_id
     elsewhere = (own < 0) | (own >= len(weight))
     return F.embedding(own.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
+
+
+def has_kernel(width: int, dtype: torch.dtype) -> bool:
+    """Say whether the kernel copies rows of `width` values that lie side by side."""
+    return width * dtype.itemsize % _WORD_BYTES == 0
 
 
 def embed_shard_cost(num_tokens: int, width: int, *, itemsize: int = 2) -> Cost:
@@ -57,6 +69,8 @@ def embed_shard_cost(num_tokens: int, width: int, *, itemsize: int = 2) -> Cost:
 
 @cuda_op("embed_shard")
 def _embed_shard(tokens: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    if weight.data_ptr() % _WORD_BYTES:
+        raise ShapeError("weight", f"data at a multiple of {_WORD_BYTES} bytes", hex(weight.data_ptr()))
     out = weight.new_empty(*tokens.shape, weight.shape[1])
     if tokens.numel():
         words = weight.shape[1] * weight.element_size() // _WORD_BYTES

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from kdlab.errors import NotSupported
+
 _LIBRARY = torch.library.Library("kdlab", "FRAGMENT")
 
 
@@ -27,7 +29,10 @@ class CudaOp:
         return torch.library.register_fake(f"kdlab::{self.name}", function, lib=_LIBRARY)
 
     def __call__(self, *args: Any) -> Any:
-        """Run the op."""
+        """Run the op; NotSupported where an argument wants a gradient, which no op has."""
+        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+            wanted = "no argument that requires a gradient (under torch.no_grad() or with impl='reference' one may)"
+            raise NotSupported(self.name, wanted, "one")
         return self._overload(*args)
 
 

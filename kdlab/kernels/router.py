@@ -39,9 +39,10 @@ def router(
         scale: factor of the weights.
         normalize: divide the weights of a row by their sum first.
         groups: into how many groups neighbouring experts fall, and how many of these, the best by the sum of their best
-            two, are open to a row; with closed groups "auto" is the reference.
+            two, are open to a row.
         used: [T] bool, rows in use; None for all.
-        impl: "auto" (the kernels for CUDA tensors, the reference for others), "cuda" or "reference".
+        impl: "auto" (the kernels for CUDA tensors where `has_kernel` says so, the reference for others), "cuda" or
+            "reference".
 
     Returns:
         expert_ids [T, k] i32, best first, equal ones by the smaller id, -1 in rows that are not in use, and weights
@@ -60,15 +61,23 @@ def router(
     check_int("k", k, minimum=1, maximum=experts)
     if used is not None:
         check_shape("used", used, [sizes["T"]])
+        if used.dtype != torch.bool or used.device != x.device:
+            raise ShapeError("used", f"bool on {x.device}, as x", f"{used.dtype} on {used.device}")
     if weight.dtype != x.dtype or bias.dtype != compute_dtype(x.dtype):
         raise ShapeError("weight", f"{x.dtype} as x, and a bias in its wide dtype", (weight.dtype, bias.dtype))
-    runs = k <= _WARP and experts <= _MAX_EXPERTS and bias.dtype == torch.float32 and groups[0] == groups[1]
+    runs = has_kernel(experts, k, x.dtype, groups)
     if impl == "cuda" and not runs:
         raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} open experts, an f32 bias", (k, experts, groups))
     if impl == "reference" or not x.is_cuda or not runs:
         return reference_layer.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
     logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
     return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
+
+
+def has_kernel(num_experts: int, k: int, dtype: torch.dtype, groups: tuple[int, int]) -> bool:
+    """Say whether the kernel chooses k of so many experts for rows of this dtype; `groups` as in `router`."""
+    in_float32 = compute_dtype(dtype) == torch.float32
+    return k <= _WARP and num_experts <= _MAX_EXPERTS and in_float32 and groups[0] == groups[1]
 
 
 def router_cost(num_rows: int, width: int, num_experts: int, k: int, itemsize: int = 2) -> Cost:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_shape
+from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
@@ -48,8 +48,9 @@ def skinny_linear(
 ) -> Tensor:
     """Multiply rows by a weight matrix: y = x W^T, or silu(x G^T) * (x U^T) for W = [G; U].
 
-    On a GPU a row's result does not depend on how many rows there are, up to MAX_ROWS, bit for bit. The weights may be
-    read before the kernel ahead in the stream has ended: nothing may have written them just before.
+    The kernel's result of a row does not depend on how many rows there are, up to MAX_ROWS, bit for bit; under "auto"
+    it does, where torch runs for more rows than `choose_linear` gives to the kernel. The kernel may read the weights
+    before the one ahead in the stream has ended: nothing may have written them just before.
 
     Args:
         x: [T, K] float; rows may be strided.
@@ -59,11 +60,13 @@ def skinny_linear(
         impl: "auto" (what `choose_linear` says for CUDA tensors, the reference for others), "cuda" or "reference".
 
     Returns:
-        [T, N] or [T, N/2], summed in float32 and rounded once.
+        [T, N] or [T, N/2]. The kernel sums in float32 and rounds once; torch sums as its library does, and rounds the
+        two products of a gated result, and the silu, before they are multiplied.
 
     Raises:
         ShapeError: the arguments do not fit one another. NotSupported: impl "cuda" for what the kernel does not take.
-        UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl.
+        UnsupportedDevice: "cuda" for tensors on another device, or on a GPU without clusters of blocks or without room
+        for so many rows. ArgumentError: an unknown impl.
     """
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     inputs = check_shape("x", x, ["T", "K"])["K"]
@@ -93,7 +96,7 @@ def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl:
         impl: as in `skinny_linear`.
 
     Returns:
-        [B, T, N], summed in float32 and rounded once.
+        [B, T, N], which the kernel sums in float32 and rounds once, and torch as its library does.
 
     Raises:
         As `skinny_linear`.
@@ -118,9 +121,9 @@ def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl:
 def choose_linear(x: Tensor, weight: Tensor) -> str:
     """Return "skinny" where the kernel runs and is the faster one, "torch" elsewhere.
 
-    Both are the same product with float32 sums. Measured on an H200 against cuBLAS, in CUDA graphs: at one rank's
-    shapes of Kimi K2.6 the kernel takes 0.4 to 0.7 of its time at 1 to 8 rows, 0.5 to 0.9 at 33 and 0.8 to 1.0 at 64;
-    from 60 MB on the two meet at 33 rows.
+    Both are the same product, in other orders of adding. Measured on an H200 against cuBLAS, in CUDA graphs: at one
+    rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.7 of its time at 1 to 8 rows, 0.5 to 0.9 at 33 and 0.8 to 1.0
+    at 64; from 60 MB on the two meet at 33 rows.
 
     Args:
         x: [B, T, K] on a GPU.
@@ -128,16 +131,21 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     """
     if unsupported(x, weight) is not None:
         return "torch"
-    arch = jit.arch_of(x.device)
-    if arch not in _ROOM or (x.shape[1] > _LARGE_ROWS and weight[0].numel() >= _LARGE):
+    arch, sizes = jit.arch_of(x.device), _sizes(x, weight)
+    if (x.shape[1] > _LARGE_ROWS and weight[0].numel() >= _LARGE) or not has_room(*sizes, arch):
         return "torch"
-    plan = make_plan(*_sizes(x, weight), arch)
+    plan = make_plan(*sizes, arch)
     # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 8.3 us against 4.9, their q_b
     # 10.9 against 12.4 at one row and 14.9 against 13.0 at 33.
     blocks = -(-weight.shape[1] // plan.tile) * plan.split * len(weight)
     if blocks > _MOST_BLOCKS or (blocks > _FEW_BLOCKS and plan.rows > 16):
         return "torch"
-    return "skinny" if plan.stages >= _MIN_STAGES else "torch"
+    return "skinny"
+
+
+def has_room(num_rows: int, features: int, inputs: int, matrices: int, arch: str) -> bool:
+    """Say whether the architecture has clusters, and shared memory for the stages of this product."""
+    return arch in _ROOM and make_plan(num_rows, features, inputs, matrices, arch).stages >= _MIN_STAGES
 
 
 def skinny_linear_cost(num_rows: int, features: int, inputs: int, *, matrices: int = 1, itemsize: int = 2) -> Cost:
@@ -153,7 +161,9 @@ def unsupported(x: Tensor, weight: Tensor) -> str | None:
         return f"bfloat16 or float16, not {x.dtype}"
     if not 1 <= x.shape[1] <= MAX_ROWS:
         return f"1 to {MAX_ROWS} rows, not {x.shape[1]}"
-    if x.shape[2] % _SLAB or x.shape[2] == 0 or weight.shape[1] % (64 if columns else 8):
+    if 0 in weight.shape:
+        return f"at least one matrix, output and input, not {tuple(weight.shape)}"
+    if x.shape[2] % _SLAB or weight.shape[1] % (64 if columns else 8):
         return f"inputs by {_SLAB} and outputs by {64 if columns else 8}, not {tuple(weight.shape)}"
     if x.stride(-1) != 1 or weight.stride(-2 if columns else -1) != 1:
         return f"values side by side, not strides {x.stride()} and {weight.stride()}"
@@ -184,7 +194,15 @@ def make_plan(num_rows: int, features: int, inputs: int, matrices: int, arch: st
 
     Small tiles fill the GPU with small clusters, which fit among its multiprocessors; large ones read x less often,
     which counts once the weights take long. Measured on an H200: (32, 1) to (64, 8) at 1 to 64 rows of ten matrices.
+
+    Raises:
+        UnsupportedDevice: an architecture without clusters. ArgumentError: no rows or more than MAX_ROWS, or no values.
     """
+    if arch not in _ROOM:
+        raise UnsupportedDevice(f"skinny_linear: {arch} has no clusters of blocks")
+    check_int("num_rows", num_rows, minimum=1, maximum=MAX_ROWS)
+    for name, size in (("features", features), ("inputs", inputs), ("matrices", matrices)):
+        check_int(name, size, minimum=1)
     rows = next(n for n in _ROWS if n >= num_rows)
     tile, blocks = (64, 300) if features * inputs >= _LARGE else (32, 200)
     most = max(1, min(_MAX_CLUSTER, inputs // _SLAB, blocks // (-(-features // tile) * matrices)))
@@ -194,6 +212,13 @@ def make_plan(num_rows: int, features: int, inputs: int, matrices: int, arch: st
 def _stages(tile: int, slab: int, rows: int, arch: str = "sm_90a") -> int:
     """Return how many stages a block has room for."""
     return min(_MAX_STAGES, (_ROOM[arch] - 4 * rows * tile - _ALIGNMENT) // (2 * slab * (tile + rows)))
+
+
+def _plan_for(x: Tensor, weight: Tensor, arch: str) -> Plan:
+    plan = make_plan(*_sizes(x, weight), arch)
+    if plan.stages < _MIN_STAGES:
+        raise UnsupportedDevice(f"skinny_linear: a block of {arch} has no room for {x.shape[1]} rows of this matrix")
+    return plan
 
 
 def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
@@ -223,7 +248,7 @@ def shared_bytes(plan: Plan) -> int:
 
 def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan | None = None) -> None:
     """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided."""
-    plan = plan or make_plan(*_sizes(x, weight), jit.arch_of(x.device))
+    plan = plan or _plan_for(x, weight, jit.arch_of(x.device))
     columns = weight.stride(-1) != 1
     name = "skinny_linear_columns" if columns else "skinny_linear"
     features, inputs = weight.shape[1:]

@@ -92,7 +92,9 @@ class Drafter(nn.Module):
         held = replace(self.config, num_key_value_heads=heads.stop - heads.start)
         return DraftContext.allocate(held, self.rope, num_streams, max_positions, device, dtype)
 
-    def extend(self, context: DraftContext, taps: Tensor, start: Tensor, count: Tensor) -> None:
+    def extend(
+        self, context: DraftContext, taps: Tensor, start: Tensor, count: Tensor, impl: str = "auto"
+    ) -> None:
         """Add committed tokens to the context, in place.
 
         Args:
@@ -101,6 +103,7 @@ class Drafter(nn.Module):
                 order; rows from count on are ignored whatever they hold.
             start: [S] int, absolute position of row 0 of each stream.
             count: [S] int, rows of each stream that are real.
+            impl: of the ops: "auto" runs the CUDA ops on a GPU where they have a form, "reference" is plain torch.
 
         Raises:
             ShapeError: a shape does not fit.
@@ -110,18 +113,19 @@ class Drafter(nn.Module):
         start, count = start.int(), count.int()
         context.advance(start, count, taps.shape[1])
         with stage("draft context"):
-            features = self.ranks.join(skinny_linear(taps.flatten(0, 1), self.fc), "drafter")
-            _, features = add_norm(features, None, self.hidden_norm, self.config.rms_norm_eps)
+            features = self.ranks.join(skinny_linear(taps.flatten(0, 1), self.fc, impl=impl), "drafter")
+            _, features = add_norm(features, None, self.hidden_norm, self.config.rms_norm_eps, impl=impl)
             for module in self.layers:
-                module.attention.extend(context, features, start, count)
+                module.attention.extend(context, features, start, count, impl)
 
-    def forward(self, block: Tensor, start: Tensor, context: DraftContext) -> Tensor:
+    def forward(self, block: Tensor, start: Tensor, context: DraftContext, impl: str = "auto") -> Tensor:
         """Draft one block in each stream; slot i of the result predicts the token at absolute position start + i.
 
         Args:
             block: [S, b, D] float, the target's embeddings of the anchor and b - 1 mask tokens.
             start: [S] int, absolute position of the anchor: the block sees context positions 0..start-1.
             context: of S streams, or of one stream that all S blocks share.
+            impl: of the ops, see `extend`.
 
         Returns:
             [S, b, D], after the final norm; slot 0 predicts nothing. The context stays as it was.
@@ -139,10 +143,10 @@ class Drafter(nn.Module):
         update: Tensor | None = None
         for layer in self.layers:
             with stage("draft layers"):
-                x, h = add_norm(x, update, layer.input_norm, eps)
-            x, update = layer(x, h, context, start)
+                x, h = add_norm(x, update, layer.input_norm, eps, impl=impl)
+            x, update = layer(x, h, context, start, impl)
         with stage("draft layers"):
-            _, hidden = add_norm(x, update, self.norm, eps)
+            _, hidden = add_norm(x, update, self.norm, eps, impl=impl)
             return hidden.view(block.shape)
 
 

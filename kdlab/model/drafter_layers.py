@@ -51,33 +51,36 @@ class DraftAttention(nn.Module):
     def _span(self, heads: slice) -> slice:
         return slice(heads.start * self.head_dim, heads.stop * self.head_dim)
 
-    def extend(self, context: DraftContext, features: Tensor, start: Tensor, count: Tensor) -> None:
+    def extend(self, context: DraftContext, features: Tensor, start: Tensor, count: Tensor, ops: str) -> None:
         """Write keys and values of context features, which pass no norm of this layer.
 
         Args:
             context: of S streams.
             features: [S * n, D] float.
             start, count: [S] i32, where the rows go and how many are real.
+            ops: what the ops run as.
         """
-        rows = skinny_linear(features, self.qkv[self.num_queries :])
+        rows = skinny_linear(features, self.qkv[self.num_queries :], impl=ops)
         shape = len(start), len(features) // len(start), 2, self.num_keys // self.head_dim, self.head_dim
         k, v = rows.view(shape).unbind(2)
         keys, values = context.keys[self.layer], context.values[self.layer]
-        append_context(k, v, self.k_norm, context.cos, context.sin, keys, values, start, count, eps=self.eps)
+        tables = (self.k_norm, context.cos, context.sin)
+        append_context(k, v, *tables, keys, values, start, count, eps=self.eps, impl=ops)
 
-    def forward(self, x: Tensor, context: DraftContext, start: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: DraftContext, start: Tensor, ops: str) -> Tensor:
         """Return [S * b, D], this rank's summand: block rows x [S * b, D] attend from position start [S] i32 on."""
         heads, kv_heads = self.num_queries // self.head_dim, self.num_keys // self.head_dim
         with stage("draft layers"):
-            rows = skinny_linear(x, self.qkv).view(len(start), -1, heads + 2 * kv_heads, self.head_dim)
+            rows = skinny_linear(x, self.qkv, impl=ops).view(len(start), -1, heads + 2 * kv_heads, self.head_dim)
         with stage("draft attention"):
             both, v = rows.split((heads + kv_heads, kv_heads), dim=2)
             tables = (self.q_norm, self.k_norm, context.cos, context.sin)
-            q, k = head_norm_rope(both, *tables, start, num_queries=heads, eps=self.eps).split((heads, kv_heads), dim=2)
+            rotated = head_norm_rope(both, *tables, start, num_queries=heads, eps=self.eps, impl=ops)
+            q, k = rotated.split((heads, kv_heads), dim=2)
             past = context.keys[self.layer], context.values[self.layer]
-            o = draft_attention(q, k, v, *past, start, window=self.window, causal=self.causal)
+            o = draft_attention(q, k, v, *past, start, window=self.window, causal=self.causal, impl=ops)
         with stage("draft layers"):
-            return skinny_linear(o.reshape(len(x), -1), self.out)
+            return skinny_linear(o.reshape(len(x), -1), self.out, impl=ops)
 
 
 class DraftLayer(nn.Module):
@@ -104,13 +107,15 @@ class DraftLayer(nn.Module):
         norms = wholes(input_layernorm=self.input_norm, post_attention_layernorm=self.post_norm)
         return norms | prefixed("self_attn.", self.attention) | prefixed("mlp.", self.mlp)
 
-    def forward(self, x: Tensor, h: Tensor, context: DraftContext, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the layer on the residual stream x [S * b, D] and its norm h [S * b, D] by `input_norm`.
+    def forward(
+        self, x: Tensor, h: Tensor, context: DraftContext, start: Tensor, ops: str
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layer, its ops as `ops` says, on the residual stream x [S * b, D] and its norm h by `input_norm`.
 
         Returns:
             The stream with the attention added, and what the feed-forward adds to that next: one launch adds and norms.
         """
-        attended = self.attention(h, context, start)
+        attended = self.attention(h, context, start, ops)
         with stage("draft layers"):
-            x, h = add_norm(x, self.ranks.all_reduce(attended, "drafter"), self.post_norm, self.eps)
-            return x, self.ranks.all_reduce(self.mlp(h, "auto"), "drafter")
+            x, h = add_norm(x, self.ranks.all_reduce(attended, "drafter"), self.post_norm, self.eps, impl=ops)
+            return x, self.ranks.all_reduce(self.mlp(h, ops), "drafter")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError, ConfigError, UnsupportedDevice
-from kdlab.kernels.draft_topk import TopK
+from kdlab.kernels.draft_topk import MAX_K, TopK
 from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
@@ -65,19 +65,22 @@ class Pair:
         """Return an empty draft context on the pair's device; see `Drafter.new_context`."""
         return self._drafter().new_context(num_streams, max_positions, self.device, self.dtype)
 
-    def extend_context(self, context: DraftContext, taps: Tensor | None, start: Tensor, count: Tensor) -> None:
+    def extend_context(
+        self, context: DraftContext, taps: Tensor | None, start: Tensor, count: Tensor, impl: str = "auto"
+    ) -> None:
         """Give the drafter the tapped layers of newly committed rows; see `Drafter.extend`."""
         if taps is None:
             raise ArgumentError("taps", "the tapped layers of the target", "none")
-        self._drafter().extend(context, taps, start, count)
+        self._drafter().extend(context, taps, start, count, impl)
 
-    def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext) -> Tensor:
+    def draft_logits(self, anchor: Tensor, start: Tensor, context: DraftContext, impl: str = "auto") -> Tensor:
         """Return the logits of the L draft positions behind each anchor, of several ranks this one's columns.
 
         Args:
             anchor: [S] int, the token at absolute position `start`, not yet run through the target.
             start: [S] int, committed rows.
             context: holds the context features of positions 0..start-1 of each stream.
+            impl: of the drafter's ops, "auto" or "reference".
 
         Returns:
             [S, L, V / ranks]; row i, of slot i + 1, predicts absolute position start + 1 + i.
@@ -87,14 +90,16 @@ class Pair:
         with stage("draft layers"):
             block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
             block[:, 0] = anchor
-            rows = self.target.embed(block)
-        hidden = drafter(rows, start, context)
+            rows = self.target.embed(block, impl)
+        hidden = drafter(rows, start, context, impl)
         with stage("draft head"):
             return self.target.head(hidden[:, 1:])
 
     def draft_top(self, anchor: Tensor, start: Tensor, context: DraftContext, k: int, impl: str = "auto") -> TopK:
         """Return the drafter's K best tokens of each draft position; see `draft_logits` and `draft_topk`."""
-        logits = self.draft_logits(anchor, start, context)
+        logits = self.draft_logits(anchor, start, context, impl)
+        # The kernel keeps 256 candidates at most; torch ranks the more that a large budget asks for.
+        impl = "reference" if k > MAX_K else impl
         with stage("draft_topk"):
             return top_over_ranks(self.ranks, logits, k, impl)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from kdlab.checks import check_int
 from kdlab.kernels.draft_topk import TopK, TopKShard, draft_topk, draft_topk_shard
 from kdlab.kernels.merge_shards import choose_token, merge_candidates, merge_topk
 from kdlab.kernels.sample_shards import SampleShard, target_sample_shard, top_p_mass_shard
@@ -24,9 +25,13 @@ def top_over_ranks(ranks: Ranks, logits: Tensor, k: int, impl: str) -> TopK:
     Args:
         ranks: that share the vocabulary.
         logits: [S, L, V / ranks], this rank's columns.
-        k: candidates.
+        k: candidates, 1 <= K <= V.
         impl: of the op.
+
+    Raises:
+        ArgumentError: K is out of range.
     """
+    k = check_int("k", k, minimum=1, maximum=ranks.size * logits.shape[-1])
     if ranks.size == 1:
         return draft_topk(logits, k, impl=impl)
     first_id = ranks.rank * logits.shape[-1]

@@ -16,13 +16,15 @@ class RankWatch(threading.Thread):
     """Counts for the others to see, and looks whether they still count.
 
     A rank that was killed or ended by an error stops counting. The thread then prints which one it was and ends this
-    process: its main thread may wait for ever in a collective that the dead rank will not join. A rank that takes its
-    leave (`leave`, or the end of a process without an error) is no longer waited for.
+    process: its main thread may wait for ever in a collective that the dead rank will not join. Only a rank that took
+    its leave (`leave`) is no longer waited for: a process at its end cannot tell `sys.exit(1)` from a good one.
 
     Attributes:
         patience_s: seconds without a count after which a rank is lost.
+        generation: watches of this process so far, of the class: a launcher's store outlives a group and its keys.
     """
 
+    generation = 0
     _of_process: "RankWatch | None" = None
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
@@ -37,8 +39,8 @@ class RankWatch(threading.Thread):
         super().__init__(name="kdlab-rank-watch", daemon=True)
         self.patience_s = patience_s
         self._store, self._rank = store, rank
-        now = time.monotonic()
-        self._seen = {other: (0, now) for other in range(size) if other != rank}
+        self._looked = time.monotonic()
+        self._seen = {other: (0, self._looked) for other in range(size) if other != rank}
         self._ended = threading.Event()
         self.start()
 
@@ -51,9 +53,10 @@ class RankWatch(threading.Thread):
         if watch is None or watch._ended.is_set():
             # A client of its own: a store's calls wait for one another.
             default: Any = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore("kdlab-alive", default.clone())
+            store = dist.PrefixStore(f"kdlab-alive-{cls.generation}", default.clone())
             watch = cls._of_process = cls(store, rank, size, patience_s)
-            atexit.register(watch._at_exit)
+            cls.generation += 1
+            atexit.register(watch._fall_silent)  # a thread inside the store when the interpreter ends would abort it
         watch.patience_s = patience_s
         return watch
 
@@ -65,15 +68,16 @@ class RankWatch(threading.Thread):
                 lost = self._look()
             except RuntimeError:
                 self._end("rank 0 or the launcher of the ranks is gone: their common store does not answer")
+                return  # this rank was about to leave
             if lost is not None:
-                self._end(f"rank {lost} gave no sign of life for {self.patience_s:g} s: killed, or ended by an error")
+                how = "killed, ended by an error, or gone without `Ranks.close()`"
+                self._end(f"rank {lost} gave no sign of life for {self.patience_s:g} s: {how}")
 
     def leave(self) -> None:
         """Stop watching, and let the others do without this rank; rank 0 goes last, as it may hold the store."""
         if self._ended.is_set():
             return
-        self._ended.set()
-        self.join()
+        self._fall_silent()
         try:
             self._store.add(str(self._rank), _LEFT)
             until = time.monotonic() + self.patience_s
@@ -94,6 +98,9 @@ class RankWatch(threading.Thread):
     def _look(self) -> int | None:
         """Return a rank that has stopped counting, if there is one."""
         now = time.monotonic()
+        if now - self._looked > self.patience_s / 2:  # this process was stopped, and perhaps all of them were
+            self._seen = {other: (count, now) for other, (count, _) in self._seen.items()}
+        self._looked = now
         for other, (count, since) in list(self._seen.items()):
             counted = self._store.add(str(other), 0)
             if counted < 0:
@@ -113,6 +120,6 @@ class RankWatch(threading.Thread):
             time.sleep(2 * self._period_s)
         os._exit(1)
 
-    def _at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is None:  # set by an error that nobody caught
-            self.leave()
+    def _fall_silent(self) -> None:
+        self._ended.set()
+        self.join(self.patience_s)

@@ -8,6 +8,7 @@ collective's result is decided alike everywhere.
 import gc
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -107,19 +108,32 @@ class Ranks:
             return x
         return self.all_gather(x, kind).movedim(0, -2).flatten(-2)
 
-    def check_same(self, name: str, text: str, device: torch.device) -> None:
-        """Raise ArgumentError unless `text` is the same on every rank: ranks that differ would wait for one another."""
+    def check_same(self, values: Mapping[str, object], device: torch.device) -> None:
+        """Check that each value reads the same on every rank: ranks that differ would wait for one another.
+
+        Args:
+            values: by the name that an error gives; every rank gives the same names.
+            device: for the message, one that the group can send from.
+
+        Raises:
+            ArgumentError: names the first value that differs, and the ranks that have another one; on all ranks alike.
+        """
         if self.group is None:
             return
-        digest = bytearray(hashlib.sha256(text.encode()).digest()[:8])
-        own = torch.frombuffer(digest, dtype=torch.int64).to(device)
-        different = (self.all_gather(own, "check") != own).flatten().nonzero().flatten().tolist()
-        if different:
-            raise ArgumentError(name, "the same on every rank", f"others on rank {self.rank} than on {different}")
+        # A set of equal members may read in another order.
+        texts = (repr(sorted(value) if isinstance(value, frozenset) else value) for value in values.values())
+        digests = b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)
+        own = torch.frombuffer(bytearray(digests), dtype=torch.int64).to(device)
+        different = (self.all_gather(own, "check") != own).cpu()  # [ranks, values]
+        for name, others in zip(values, different.T, strict=True):
+            if others.any():
+                got = f"another on rank {self.rank} than on {others.nonzero().flatten().tolist()}"
+                raise ArgumentError(name, "the same on every rank", got)
 
     def close(self) -> None:
         """Take leave of the other ranks, which from now on do without this one; the group ends.
 
+        A rank whose process ends without it counts as lost, and ends the others that still run.
         Drop every engine first: NCCL waits for the graphs that hold its collectives.
         """
         if self.watch is not None:
@@ -154,16 +168,23 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     chosen = local_device(device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if not dist.is_initialized():
-        try:
-            bound = chosen if chosen.type == "cuda" else None
-            dist.init_process_group(backend, timeout=_SLOWEST, device_id=bound)
-        except ValueError as error:  # one of torchrun's environment variables is missing
-            expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
-            raise ArgumentError("ranks", expected, "one process alone") from error
+        _start_group(backend, chosen)
     elif dist.get_backend() != backend:
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
     return Ranks(rank, size, experts, dist.group.WORLD, watch=RankWatch.of_process(rank, size, timeout))
+
+
+def _start_group(backend: str, device: torch.device) -> None:
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=_SLOWEST))
+    except ValueError as error:  # one of torchrun's environment variables is missing
+        expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
+        raise ArgumentError("ranks", expected, "one process alone") from error
+    # A second group would take the first one's addresses, which the launcher's store still holds, for its own.
+    own = dist.PrefixStore(f"kdlab-{RankWatch.generation}", store)
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_SLOWEST, device_id=bound)
 
 
 def local_device(device: torch.device | str) -> torch.device:

@@ -141,8 +141,8 @@ class Target(nn.Module):
             found |= prefixed(f"model.layers.{i}.", layer)
         return found
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [..., D] of tokens [...] int.
+    def embed(self, tokens: Tensor, ops: str = "auto") -> Tensor:
+        """Return the embeddings [..., D] of tokens [...] int; `ops` is what `embed_shard` runs as.
 
         Raises:
             ArgumentError: a token outside the vocabulary (checked on the CPU, where it costs no synchronisation).
@@ -153,7 +153,8 @@ class Target(nn.Module):
                 raise ArgumentError("tokens", f"0 to {self.config.vocab_size - 1}", f"{int(low)} to {int(high)}")
         if self.ranks.size == 1:
             return F.embedding(tokens, self.embedding)
-        return self.ranks.all_reduce(embed_shard(tokens, self.embedding, first_id=self.tokens.start), "embedding")
+        own = embed_shard(tokens, self.embedding, first_id=self.tokens.start, impl=ops)
+        return self.ranks.all_reduce(own, "embedding")
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns."""
@@ -195,10 +196,10 @@ class Target(nn.Module):
         """
         self._check(tokens, positions, start, mask, taps)
         tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
+        heads, dtype = self.layers[0].attention.num_heads, self.embedding.dtype
+        plan = plan_attention(self.config, positions, cache, start, mask, dtype, impl, num_heads=heads)
         with stage("embedding"):
-            x = self.embed(tokens.flatten())
-        heads = self.layers[0].attention.num_heads
-        plan = plan_attention(self.config, positions, cache, start, mask, x.dtype, impl, num_heads=heads)
+            x = self.embed(tokens.flatten(), plan.ops)
         update: Tensor | None = None
         streams: list[Tensor] = []  # the residual stream before each layer, and after the last
         chosen: list[Tensor] = []

@@ -35,6 +35,11 @@ def render_notebook(notebook: Any, id_prefix: str = "") -> str:
     return sanitize_html(html, id_prefix).strip()
 
 
+def shown_cells(notebook: Any) -> list[Any]:
+    """Return the cells of a notebook that a report shows."""
+    return [cell for cell in notebook.cells if HIDDEN_TAGS.isdisjoint(cell.metadata.get("tags", []))]
+
+
 def _exporter() -> Any:
     # Imported here: nbconvert takes a second to load, and only a report needs it.
     from nbconvert.exporters import HTMLExporter

@@ -56,9 +56,29 @@ def is_done(output: Path, fingerprint: str) -> bool:
         return False
 
 
-def write_marker(output: Path, fingerprint: str, seconds: float) -> None:
-    """Write the marker of a finished run; it is there whole or not at all."""
-    marker = {"fingerprint": fingerprint, "output_sha256": _file_sha256(output), "seconds": round(seconds, 3)}
+def marker_problem(output: Path) -> str | None:
+    """Return why `output` is not what a finished run left there, None where it is.
+
+    Whatever its inputs are by now: a report is about the run that was.
+    """
+    try:
+        marker = json.loads(marker_path(output).read_text())
+        same = marker["output_sha256"] == _file_sha256(output)
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"no marker of a finished run lies beside it ({marker_path(output).name})"
+    return None if same else "it was changed after its run"
+
+
+def write_marker(output: Path, content: Path, fingerprint: str, seconds: float) -> None:
+    """Write the marker of a finished run; it is there whole or not at all.
+
+    Args:
+        output: the executed notebook that it vouches for.
+        content: where its bytes are now.
+        fingerprint: of the run.
+        seconds: that it took.
+    """
+    marker = {"fingerprint": fingerprint, "output_sha256": _file_sha256(content), "seconds": round(seconds, 3)}
     write_whole(marker_path(output), json.dumps(marker, indent=1) + "\n")
 
 

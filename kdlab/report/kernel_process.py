@@ -51,6 +51,8 @@ def _use_private_folders(folder: Path, job: dict[str, Any]) -> None:
     launch = LAUNCH.format(pid_file=str(folder / "kernel.pid"), package_root=job["package_root"])
     argv = [sys.executable, "-P", "-c", launch, "-f", "{connection_file}"]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "kdlab", "language": "python"}))
+    for name, value in job["environment"].items():
+        os.environ[name] = value
     os.environ["JUPYTER_PATH"] = str(folder / "jupyter")
     os.environ["JUPYTER_RUNTIME_DIR"] = os.environ["JUPYTER_CONFIG_DIR"] = str(folder / "runtime")
     os.environ["IPYTHONDIR"] = str(folder / "ipython")

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,18 +20,26 @@ from kdlab.report.notebook_file import read_notebook_json
 from kdlab.report.params import INJECTED_TAG
 
 HEARTBEAT_S = 5.0  # the longest silence of a run
+STOP_CHECK_S = 0.5  # a run that is told to stop ends within about this time
 LOG_TAIL = 300  # characters of the child's own output that an error quotes
 
 
 @dataclass(frozen=True, slots=True)
 class NotebookJob:
-    """What a child process is asked to run; `run` starts it, watches it, and leaves nothing behind but the notebook."""
+    """What a child process is asked to run; `run` starts it, watches it, and leaves nothing behind but the notebook.
+
+    `environment` is set in the child and so in the kernel; `stop` is asked now and then whether to end the run; `held`
+    are file descriptors that the child keeps open, so that a lock on them lasts as long as anything of the run does.
+    """
 
     notebook: Path
     parameters: dict[str, Any]
     output: Path
     cell_timeout_s: float | None
     timeout_s: float | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop: Callable[[], bool] | None = None
+    held: tuple[int, ...] = ()
 
     def run(self, progress: Callable[[str], None]) -> str | None:
         """Execute and wait; returns what went wrong with the process, or None."""
@@ -52,12 +60,14 @@ class NotebookJob:
             stderr=log,
             text=True,
             start_new_session=True,
+            pass_fds=self.held,
         )
         job = {
             "folder": str(folder),
             "notebook": str(self.notebook.resolve()),
             "output": str(self.output.resolve()),
             "parameters": self.parameters,
+            "environment": dict(self.environment),
             "cwd": str(self.notebook.resolve().parent),
             # papermill counts whole seconds
             "cell_timeout_s": None if self.cell_timeout_s is None else max(1, round(self.cell_timeout_s)),
@@ -72,17 +82,22 @@ class NotebookJob:
     def _watch(self, child: subprocess.Popen[str], log: IO[bytes], progress: Callable[[str], None]) -> str | None:
         events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=_read_events, args=(child, events), daemon=True).start()
-        started, where, error = time.monotonic(), "starting the kernel", None
+        started = said = time.monotonic()
+        where, error = "starting the kernel", None
         cells = _count_cells(self.notebook)
         while True:
             spent = time.monotonic() - started
             left = float("inf") if self.timeout_s is None else self.timeout_s - spent
             if left <= 0:
                 return f"the run passed its limit of {self.timeout_s:g} s while {where}"
+            if self.stop is not None and self.stop():
+                return f"the run was stopped while {where}"
+            if time.monotonic() - said >= HEARTBEAT_S:
+                said = time.monotonic()
+                progress(f"{self.notebook.name}: {where}, {spent:.0f} s")
             try:
-                event = events.get(timeout=min(HEARTBEAT_S, left))
+                event = events.get(timeout=min(HEARTBEAT_S, STOP_CHECK_S, left))
             except queue.Empty:
-                progress(f"{self.notebook.name}: {where}, {time.monotonic() - started:.0f} s")
                 continue
             if event is None:
                 return _end_problem(child, error, where, log)

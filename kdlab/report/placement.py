@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from kdlab.errors import ArgumentError
-from kdlab.paths import REPOSITORY
+from kdlab.paths import RUNS
 from kdlab.report.params import Parameter
 
-RUNS = REPOSITORY / "runs"
 FOLDERS = {"figures": "figures", "results": "."}
 """Parameters that name the folders of a notebook's other files, and where these lie below a folder of their own."""
 

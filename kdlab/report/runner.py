@@ -10,8 +10,9 @@ from typing import Any
 from kdlab.errors import ArgumentError, NotebookError, ParameterError
 from kdlab.report.done_marker import is_done, marked_seconds, run_fingerprint, write_marker
 from kdlab.report.notebook_file import read_notebook_json
-from kdlab.report.notebook_job import NotebookJob
+from kdlab.report.notebook_job import HEARTBEAT_S, NotebookJob
 from kdlab.report.outcome import PARTIAL_SUFFIX, read_outcome
+from kdlab.report.output_lock import POLL_S, hold
 from kdlab.report.params import TAG, bind_parameters, declared_parameters
 from kdlab.report.placement import folder_parameters, output_path
 
@@ -35,6 +36,8 @@ def run_notebook(
     cell_timeout_s: float | None = None,
     skip_done: bool = False,
     progress: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> NotebookRun:
     """Execute the notebook at `path` and write it, with its outputs, to `output`.
 
@@ -42,6 +45,7 @@ def run_notebook(
     the run is complete: no error, every code cell completed, a last result record with `final: True`. Until then, and
     for ever after a failure, `<output stem>.partial.ipynb` beside it holds what there is, and an earlier finished
     `output` stays as it was, with its marker; figures and tables that the notebook writes itself may be replaced.
+    Two runs never write the same `output` at once: the second waits for the first.
 
     Where `output` lies outside the clone's `runs/`, the notebook's other files go with it: of the parameters `figures`
     and `results` those that it declares and `parameters` does not set become `<folder of output>/figures` and
@@ -55,6 +59,8 @@ def run_notebook(
         cell_timeout_s: limit of each cell, in seconds.
         skip_done: leave a finished run as it is when notebook, parameters, code and data are what they were.
         progress: called with one line of text now and then.
+        environment: variables set in the kernel's process; they play no part in whether a run was done.
+        stop: asked about twice a second; the run ends unfinished when it says True.
 
     Returns:
         The finished run.
@@ -73,10 +79,16 @@ def run_notebook(
     values, folders = _bind(path, parameters or {}, output)
     fingerprint = run_fingerprint(path, values)
     if skip_done and is_done(output, fingerprint):
-        record = read_outcome(read_notebook_json(output)).record
-        return NotebookRun(output, record or {}, marked_seconds(output), skipped=True)
-    job = NotebookJob(path, values | folders, output.with_suffix(PARTIAL_SUFFIX), cell_timeout_s, timeout_s)
-    return _run(job, output, fingerprint, progress or (lambda line: None))
+        return _earlier(output)
+    tell, partial = progress or (lambda line: None), output.with_suffix(PARTIAL_SUFFIX)
+    with hold(partial, lambda seconds: _wait(partial, seconds, tell, stop)) as lock:
+        if skip_done and is_done(output, fingerprint):  # by the run that this one waited for
+            if not partial.stat().st_size:
+                partial.unlink()
+            return _earlier(output)
+        limits = (cell_timeout_s, timeout_s)
+        job = NotebookJob(path, values | folders, partial, *limits, environment or {}, stop, held=(lock,))
+        return _run(job, output, fingerprint, tell)
 
 
 def _bind(path: Path, parameters: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -88,15 +100,27 @@ def _bind(path: Path, parameters: Mapping[str, Any], output: Path) -> tuple[dict
     return values, folder_parameters(declared or {}, values, output)
 
 
+def _earlier(output: Path) -> NotebookRun:
+    record = read_outcome(read_notebook_json(output)).record
+    return NotebookRun(output, record or {}, marked_seconds(output), skipped=True)
+
+
+def _wait(partial: Path, seconds: float, tell: Callable[[str], None], stop: Callable[[], bool] | None) -> None:
+    if stop is not None and stop():
+        raise NotebookError(f"stopped while another run wrote {partial}")
+    if seconds % HEARTBEAT_S < POLL_S:
+        tell(f"{partial.name}: another run writes it, waiting, {seconds:.0f} s")
+
+
 def _run(job: NotebookJob, output: Path, fingerprint: str, progress: Callable[[str], None]) -> NotebookRun:
-    output.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(job.notebook, job.output)
     started = time.monotonic()
     record = _execute(job, output, progress)
     seconds = time.monotonic() - started
-    # An old marker does not vouch for the new notebook: it holds the hash of the old one.
+    # The marker is first: it vouches for none but the bytes that follow, and when the lock goes with its file the run
+    # must count as done. (An old marker would not vouch for the new notebook: it holds the hash of the old one.)
+    write_marker(output, job.output, fingerprint, seconds)
     job.output.replace(output)
-    write_marker(output, fingerprint, seconds)
     return NotebookRun(output, record, seconds, skipped=False)
 
 

@@ -1,10 +1,11 @@
-"""A figure shown in a notebook and kept as a file: the same bytes in both places."""
+"""A figure shown in a notebook and kept as a file, the same bytes in both places; its vector forms in the notebook."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdlab.report.done_marker import write_whole
 from kdlab.report.figures import FIGURE_KEY
+from kdlab.report.vectors import VECTOR_MIME, pack_vectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ DPI = 110.0
 def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI) -> None:
     """Write the whole figure of `drawing` to `path` as PNG and display that PNG in the notebook that runs.
 
+    The output holds the figure as SVG and PDF too, unseen: `kdlab report` writes all three into its `figures/`.
     Its text form, and the alternative text of the picture, is the figure's title, or the file's name where it has none.
 
     Args:
@@ -31,7 +33,8 @@ def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI)
     write_whole(path, image)
     words = _title(figure_of(drawing)) or path.stem.replace("_", " ")
     metadata = {FIGURE_KEY: path.name, "image/png": {"alt": words}}
-    display({"image/png": image, "text/plain": words}, raw=True, metadata=metadata)
+    forms = {"image/png": image, "text/plain": words, VECTOR_MIME: pack_vectors(drawing)}
+    display(forms, raw=True, metadata=metadata)
 
 
 def _title(figure: "Figure") -> str:

@@ -10,6 +10,8 @@ from kdlab.provenance import COMPARED_FIELDS
 
 # How the recording was decoded (streams, graph) does not change what it says, so acceptance is compared without them.
 ACCEPTANCE_FIELDS = tuple(name for name in COMPARED_FIELDS if name not in ("streams", "graph"))
+# Engines that state no hashes are told apart by the names they give; unequal engines and methods are what is compared.
+TRACE_FIELDS = (*ACCEPTANCE_FIELDS, "target", "drafter", "prompt_set_id")
 COST_FIELDS = (*COMPARED_FIELDS, "concurrency", "overlap", "context", "device", "gpu", "gpu_uuid")
 
 # Kind of the prompts that are drawn at random from the vocabulary: drafting of such text says nothing about real text.

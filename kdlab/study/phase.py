@@ -12,7 +12,6 @@ import pandas as pd
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
-from kdlab.study.experts import distinct_experts
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.step_cost import Step
 from kdlab.study.step_fit import StageFit, round_time
@@ -51,9 +50,8 @@ class RoundCost:
         """
         key = (rows, drafts, g, streams, context)
         if key not in self._known:
-            sizes = {"num_experts": self.target.n_routed_experts, "per_token": self.target.num_experts_per_tok}
-            distinct = distinct_experts(rows, g=g, streams=streams, **sizes)
-            step = Step(rows, distinct, streams, context, self.ranks, self.experts, top_k=max(1, min(rows, 256)))
+            split = {"context": context, "ranks": self.ranks, "experts": self.experts}
+            step = Step.routed(self.target, rows, g, streams=streams, **split, top_k=min(rows, 256))
             drafter = self.drafter if drafts else None
             self._known[key] = round_time(self.fits, self.target, drafter, step, self.gpu).us
         return self._known[key]

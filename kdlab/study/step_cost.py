@@ -6,6 +6,7 @@ Activations stay in the residual's 16 bits; every weight is read once, and of th
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from kdlab.checks import check_choice, check_float, check_int
 from kdlab.config import INT4_GROUP, DrafterConfig, TargetConfig
@@ -16,8 +17,10 @@ from kdlab.kernels.norm_rope import norm_rope_cost
 from kdlab.kernels.tree_accept import tree_accept_cost
 from kdlab.kernels.tree_build import tree_build_cost
 from kdlab.kernels.verify_attention import verify_attention_cost
-from kdlab.study.experts import busiest_rank
+from kdlab.study.experts import busiest_rank, distinct_experts
 
+LAUNCH_US = 1.1
+"""What a kernel costs in a CUDA graph that does nothing: added to a floor for each launch."""
 _VALUE = 2  # bytes of bfloat16
 
 
@@ -51,6 +54,12 @@ class Step:
         check_int("context", self.context, minimum=0)
         check_float("distinct", self.distinct, above=0.0)
         check_choice("experts", self.experts, ("tp", "ep"))
+
+    @classmethod
+    def routed(cls, target: TargetConfig, rows: int, g: float, *, streams: int = 1, **more: Any) -> "Step":
+        """Return the step whose rows route with exponent g within a stream; `more` are further attributes."""
+        sizes = {"num_experts": target.n_routed_experts, "per_token": target.num_experts_per_tok}
+        return cls(rows, distinct_experts(rows, g=g, streams=streams, **sizes), streams=streams, **more)
 
     @property
     def tokens(self) -> int:

@@ -18,7 +18,6 @@ from scipy.optimize import nnls
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.kernels.cost import Cost
-from kdlab.study.experts import distinct_experts
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
 
@@ -104,9 +103,8 @@ def _key_of(case: Mapping[str, Any]) -> tuple[Any, ...]:
 @lru_cache(maxsize=1024)
 def _stages_of(key: tuple[Any, ...], target: TargetConfig, drafter: DrafterConfig) -> Mapping[str, Stage]:
     rows, streams, context, g, ranks, experts, layers = key
-    sizes = {"num_experts": target.n_routed_experts, "per_token": target.num_experts_per_tok}
-    distinct = distinct_experts(rows, g=g, streams=streams, **sizes)
-    step = Step(rows, distinct, streams, context, ranks, experts, top_k=max(1, rows - 1), committed=1)
+    split = {"context": context, "ranks": ranks, "experts": experts}
+    step = Step.routed(target, rows, g, streams=streams, **split, top_k=max(1, rows - 1), committed=1)
     stages = round_stages(replace(target, num_hidden_layers=layers), drafter if rows > 1 else None, step)
     return {stage.name: stage for stage in (*stages, _OTHER_STAGE)}
 

@@ -9,6 +9,7 @@ import pandas as pd
 from kdlab.decode.field import DraftField, PromptField
 from kdlab.errors import ArgumentError
 from kdlab.study.compare import ACCEPTANCE_FIELDS, is_simulated
+from kdlab.study.traces_rounds import RoundTrace
 
 COLUMNS = (
     "method",
@@ -32,6 +33,9 @@ COLUMNS = (
 
 def check_field(field: object) -> None:
     """Raise ArgumentError unless `field` is a recorded DraftField of at least one prompt."""
+    if isinstance(field, RoundTrace):
+        expected = f"a DraftField: rounds say nothing of other budgets than their own {field.budget}"
+        raise ArgumentError("field", expected, "a RoundTrace")
     if not isinstance(field, DraftField):
         raise ArgumentError("field", "a DraftField, as record returns", type(field).__name__)
     if not field.prompts:

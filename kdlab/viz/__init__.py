@@ -8,6 +8,8 @@ from kdlab.viz.acceptance import (
     plot_rank_heatmap,
 )
 from kdlab.viz.arms import arm_label
+from kdlab.viz.explorer import TreeExplorer
+from kdlab.viz.explorer_acceptance import AcceptanceExplorer
 from kdlab.viz.findings import (
     acceptance_findings,
     cost_findings,
@@ -17,17 +19,22 @@ from kdlab.viz.findings import (
 )
 from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
+from kdlab.viz.paired import paired_sentences, plot_paired
+from kdlab.viz.siblings import plot_after_sibling, sibling_findings
 from kdlab.viz.sweep import plot_budget_sweep, plot_cost, plot_speed, plot_tokens_per_round
 from kdlab.viz.text import text_html, token_origins
 from kdlab.viz.theme import caption, figure_of, png_bytes
+from kdlab.viz.traces import plot_trace, trace_findings
 from kdlab.viz.trees import plot_draft_tree, plot_rounds, round_title
 from kdlab.viz.verdict import LiveMargin, live_margin, verdict
 from kdlab.viz.widgets import RoundViewer
 from kdlab.viz.wording import best_sentence, percent, plain_sentences
 
 __all__ = [
+    "AcceptanceExplorer",
     "LiveMargin",
     "RoundViewer",
+    "TreeExplorer",
     "acceptance_findings",
     "arm_label",
     "best_sentence",
@@ -38,9 +45,11 @@ __all__ = [
     "kind_findings",
     "live_margin",
     "paired_findings",
+    "paired_sentences",
     "percent",
     "plain_sentences",
     "plot_acceptance_by_depth",
+    "plot_after_sibling",
     "plot_budget_sweep",
     "plot_by_kind",
     "plot_bytes_read",
@@ -52,14 +61,18 @@ __all__ = [
     "plot_kernel_growth",
     "plot_length_histogram",
     "plot_missed_mass",
+    "plot_paired",
     "plot_rank_heatmap",
     "plot_rounds",
     "plot_speed",
     "plot_tokens_per_round",
+    "plot_trace",
     "png_bytes",
     "round_title",
+    "sibling_findings",
     "speed_findings",
     "text_html",
     "token_origins",
+    "trace_findings",
     "verdict",
 ]

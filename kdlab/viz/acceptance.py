@@ -179,7 +179,7 @@ def _draw_reliability(ax: Axes, group: pd.DataFrame, colour: Any, marker: str, n
     columns = ("mean_predicted", "observed", "num_entries")
     x, share, entries = (group[column].to_numpy(dtype=float) for column in columns)
     error = float(group["calibration_error"].iloc[0]) if len(group) else float("nan")
-    low, high = _wilson(share, entries)
+    low, high = wilson(share, entries)
     ax.plot(x, share, color=colour, linewidth=0.8, alpha=0.6)
     ax.vlines(x, low, high, color=[colour], linewidth=1.4, alpha=0.8)
     sizes = 6.0 + 90.0 * np.sqrt(entries / max(entries.max(initial=1.0), 1.0))
@@ -187,7 +187,7 @@ def _draw_reliability(ax: Axes, group: pd.DataFrame, colour: Any, marker: str, n
                label=f"{name}, error {error:.3f}")  # fmt: skip
 
 
-def _wilson(share: np.ndarray, num_entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def wilson(share: np.ndarray, num_entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """95 % score interval of a binomial share (Wilson 1927)."""
     z2 = 1.96**2 / num_entries
     middle = (share + z2 / 2.0) / (1.0 + z2)

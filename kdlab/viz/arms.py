@@ -31,6 +31,7 @@ STYLES = {
     "adaptive_chain": ArmStyle("adaptive chain", theme.ORANGE, "D", "-",
                                "chain cut where\nthe draft is unsure (p < t)"),
     "beam": ArmStyle("beam", theme.PURPLE, "^", "-."),
+    "tree": ArmStyle("another tree", theme.GREEN, "P", "-"),
     "ar": ArmStyle("AR", theme.BLACK, "X", "none"),
 }
 
@@ -57,8 +58,8 @@ def arm_label(method: str, setting: float) -> str:
     name = arm_style(method).name
     if method == "ar":
         return name
-    meaning = {"ddtree": "budget", "chain": "length", "adaptive_chain": "cut at p <", "beam": "width"}[method]
-    return f"{name}, {meaning} {setting:g}"
+    meanings = {"chain": "length", "adaptive_chain": "cut at p <", "beam": "width"}  # of both trees their budget
+    return f"{name}, {meanings.get(method, 'budget')} {setting:g}"
 
 
 def mark_flags(ax: Axes, table: pd.DataFrame) -> None:

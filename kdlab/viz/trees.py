@@ -1,8 +1,8 @@
 """Draft trees drawn: what the drafter proposed, what the target accepted, and what it wanted instead."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, sqrt
+from dataclasses import replace
+from math import sqrt
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,44 +15,21 @@ from kdlab.decode.records import RoundRecord
 from kdlab.errors import ArgumentError
 from kdlab.model.tokenizer import Tokenizer
 from kdlab.viz import theme
-from kdlab.viz.layout import tidy_lines
+from kdlab.viz.round_drawing import RoundDrawing, arrange, outcome, round_title
 
 ACCEPTED, BONUS, FILL = theme.VERMILLION, theme.GREEN, theme.SKY
 LABEL_LIMIT = 80
 """Trees of more nodes than this are drawn as dots without their tokens."""
 _SMALLEST_PT = 4.5
-_LABEL_PT, _LINE_INCHES = 9.5, 0.26
+_LABEL_PT, _LINE_INCHES, _TALLEST_INCHES = 9.5, 0.26, 12.6
 _ROUNDED = BoxStyle.Round(pad=0.0, rounding_size=0.3)(-0.5, -0.5, 1.0, 1.0, 1.0)
 """The outline of a node as a marker, for dots and for the legend."""
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    """A round's tree as lists, the bonus as one more node behind the last accepted row."""
-
-    parents: list[int]
-    columns: list[int]
-    lines: list[int]
-    labels: list[str]
-    probabilities: list[float]
-    path: tuple[int, ...]
-
-    @property
-    def bonus(self) -> int:
-        return len(self.parents) - 1
-
-    @property
-    def num_columns(self) -> int:
-        return max(self.columns) + 1
-
-    @property
-    def num_lines(self) -> int:
-        return max(self.lines) + 1
-
-
 def plot_draft_tree(
     record: RoundRecord, tokenizer: Tokenizer, ax: Axes | None = None, *,
-    title: str | None = None, legend: bool = True, provenance: Mapping[str, Any] | None = None,
+    budget: int | None = None, title: str | None = None, legend: bool = True,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Axes:  # fmt: skip
     """Draw one round: nodes by depth from left to right, likeliest first, the accepted path and the bonus marked.
 
@@ -63,18 +40,21 @@ def plot_draft_tree(
         record: the round.
         tokenizer: gives the token texts, in printable form.
         ax: where to draw; a figure that fits the tree is made when None.
+        budget: nodes that a tree of this budget leaves out are grey, and the walk ends where it would have ended;
+            None draws the tree as it was verified.
         title: in place of the sentence that counts nodes and accepted tokens.
         legend: explain the marks below the drawing.
         provenance: adds the line that says on what the round was decoded.
     """
-    drawing = _arrange(record, tokenizer)
+    drawing = _arrange(record, tokenizer, budget)
     ax = theme.new_axes(ax, _figure_size(drawing))
     _draw(ax, drawing, drawing.num_columns, drawing.num_lines)
-    heading = title if title is not None else round_title(record)
+    heading = title if title is not None else round_title(record, budget)
     ax.set_title(theme.drawable(heading), loc="left", fontsize=theme.TITLE_PT, color=theme.BLACK, parse_math=False)
     key = None
     if legend:
-        key = ax.legend(handles=legend_handles(), loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=2, frameon=False,
+        handles = legend_handles(dropped=drawing.num_kept < drawing.bonus)
+        key = ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=2, frameon=False,
                         fontsize=theme.TICK_PT, borderaxespad=0.0, columnspacing=1.4, handletextpad=0.5)  # fmt: skip
     theme.add_caption(ax, provenance, below=key)
     return ax
@@ -109,22 +89,17 @@ def plot_rounds(
         ax.set_axis_off()
     for number, (record, drawing, ax) in enumerate(zip(rounds, drawings, panels.flat, strict=False)):
         _draw(ax, drawing, widest, deepest[number // num_columns])
-        ax.set_title(f"Round {record.round}: {_outcome(record)}", loc="left", fontsize=theme.LABEL_PT,
+        ax.set_title(f"Round {record.round}: {outcome(record)}", loc="left", fontsize=theme.LABEL_PT,
                      color=theme.BLACK)  # fmt: skip
     figure.legend(handles=legend_handles(), loc="outside upper left", ncols=2, frameon=False, fontsize=theme.LABEL_PT)
     theme.add_figure_caption(figure, provenance)
     return figure
 
 
-def round_title(record: RoundRecord) -> str:
-    """Say in a line what a round did."""
-    return f"Round {record.round}, position {record.anchor_position}: {_outcome(record)}"
-
-
-def legend_handles() -> list[Line2D]:
-    """Handles that explain the marks of `plot_draft_tree`."""
+def legend_handles(*, dropped: bool = False) -> list[Line2D]:
+    """Handles that explain the marks of `plot_draft_tree`, those of a smaller budget too if it has `dropped` nodes."""
     common: dict[str, Any] = {"linestyle": "none", "markersize": 9}
-    return [
+    handles = [
         Line2D([], [], marker="s", color=theme.BLACK, label="root: last committed token", **common),
         Line2D([], [], marker=_ROUNDED, markerfacecolor=theme.mix(to_rgb(FILL), 0.6), markeredgecolor=theme.GREY,
                label="drafted; darker = likelier path", **common),
@@ -133,41 +108,29 @@ def legend_handles() -> list[Line2D]:
         Line2D([], [], marker="s", markerfacecolor="white", markeredgecolor=BONUS, markeredgewidth=2.0,
                label="bonus: what the target wanted next", **common),
     ]  # fmt: skip
+    grey = Line2D([], [], marker=_ROUNDED, markerfacecolor="white", markeredgecolor=theme.PALE,
+                  label="left out by the smaller budget", **common)  # fmt: skip
+    return [*handles, grey] if dropped else handles
 
 
-def _outcome(record: RoundRecord) -> str:
-    accepted, drafted = len(record.path) - 1, int(record.tree.num_nodes[0]) - 1
-    return f"{accepted} of {drafted} accepted + bonus" if drafted else "nothing drafted, the bonus alone"
+def _arrange(record: RoundRecord, tokenizer: Tokenizer, budget: int | None = None) -> RoundDrawing:
+    drawing = arrange(record, tokenizer, budget)
+    return replace(drawing, labels=[theme.drawable(label) for label in drawing.labels])
 
 
-def _arrange(record: RoundRecord, tokenizer: Tokenizer) -> _Drawing:
-    tree, last = record.tree, record.path[-1]
-    tokens = [*tree.token[0].tolist(), record.bonus]
-    parents = [*tree.parent[0].tolist(), last]
-    depths = tree.depth[0].tolist()
-    likelihood = tree.logp[0].tolist()
-    # The bonus stands below the children that the target passed over, or straight on where there are none.
-    order = [*(-value for value in likelihood), float("inf")]
-    return _Drawing(
-        parents, [*depths, depths[last] + 1], tidy_lines(parents, order),
-        [theme.drawable(tokenizer.token_text(int(token))) for token in tokens],
-        [*(exp(min(value, 0.0)) for value in likelihood), 0.0], tuple(record.path),
-    )  # fmt: skip
-
-
-def _figure_size(drawing: _Drawing) -> tuple[float, float]:
+def _figure_size(drawing: RoundDrawing) -> tuple[float, float]:
     longest = min(max(map(len, drawing.labels)), 10)
-    line = 0.27 if drawing.num_lines <= 24 else 0.2
+    line = 0.27 if drawing.num_lines <= 24 else min(0.2, _TALLEST_INCHES / drawing.num_lines)
     return max(drawing.num_columns * (0.42 + 0.09 * longest), 6.4), max(line * drawing.num_lines + 1.35, 2.0)
 
 
-def _panels_side_by_side(drawings: Sequence[_Drawing], column_inches: float) -> int:
+def _panels_side_by_side(drawings: Sequence[RoundDrawing], column_inches: float) -> int:
     """How many drawings, up to three, leave six characters (or the longest label) in a column."""
     longest = min(max(len(label) for drawing in drawings for label in drawing.labels), 6)
     return max(1, min(3, int(72.0 * column_inches / (_LABEL_PT * (0.62 * longest + 2.1)))))
 
 
-def _draw(ax: Axes, drawing: _Drawing, num_columns: int, num_lines: int) -> None:
+def _draw(ax: Axes, drawing: RoundDrawing, num_columns: int, num_lines: int) -> None:
     """Draw on a grid of `num_columns` by `num_lines`, which other drawings may share."""
     ax.set_xlim(-0.6, num_columns - 0.4)
     ax.set_ylim(-num_lines + 0.4, 0.6)
@@ -191,10 +154,10 @@ def _label_room(ax: Axes, num_columns: int, num_lines: int) -> tuple[float, int]
     return font_size, max(1, int((column_pt - 2.2 * font_size) / (0.62 * max(font_size, 1.0))))
 
 
-def _draw_edges(ax: Axes, drawing: _Drawing) -> None:
+def _draw_edges(ax: Axes, drawing: RoundDrawing) -> None:
     accepted = set(zip(drawing.path, drawing.path[1:], strict=False))
     for row, parent in enumerate(drawing.parents):
-        if parent < 0:
+        if parent < 0 or (row == drawing.bonus and drawing.is_dropped(row)):
             continue
         x0, x1 = drawing.columns[parent], drawing.columns[row]
         y0, y1 = -drawing.lines[parent], -drawing.lines[row]
@@ -202,42 +165,56 @@ def _draw_edges(ax: Axes, drawing: _Drawing) -> None:
         style: str | tuple[float, tuple[float, float]] = "-"
         if (parent, row) in accepted:
             colour, width, layer = ACCEPTED, 2.2, 3
-        elif row == drawing.bonus:
+        elif row == drawing.wanted:
             colour, width, style, layer = BONUS, 1.6, (0, (2, 1.5)), 2
+        elif drawing.is_dropped(row):
+            colour = theme.PALE
         bend = x0 + 0.5
         ax.plot([x0, bend, bend, x1], [y0, y0, y1, y1], color=colour, linewidth=width, linestyle=style, zorder=layer,
                 solid_joinstyle="round")  # fmt: skip
 
 
-def _node_style(drawing: _Drawing, row: int) -> tuple[Any, Any, float]:
+def _node_style(drawing: RoundDrawing, row: int) -> tuple[Any, Any, float]:
     """Fill, outline and outline width of a node."""
-    if row == drawing.bonus:
+    if row == drawing.wanted:
         return "white", BONUS, 1.6
+    if drawing.is_dropped(row):
+        return "white", theme.PALE, 0.6
     if row == 0:
         return theme.BLACK, theme.BLACK, 1.0
     fill = theme.mix(to_rgb(FILL), 0.05 + 0.85 * sqrt(drawing.probabilities[row]))
     return (fill, ACCEPTED, 1.8) if row in drawing.path else (fill, theme.GREY, 0.6)
 
 
-def _draw_labels(ax: Axes, drawing: _Drawing, font_size: float, num_chars: int) -> None:
+def _draw_labels(ax: Axes, drawing: RoundDrawing, font_size: float, num_chars: int) -> None:
     for row, label in enumerate(drawing.labels):
+        if row == drawing.bonus and drawing.is_dropped(row):
+            continue
         fill, outline, width = _node_style(drawing, row)
-        square = row in (0, drawing.bonus)
+        square = row in (0, drawing.wanted)
         text = label if len(label) <= num_chars else label[: max(num_chars - 1, 1)] + "…"
         ax.text(
             drawing.columns[row], -drawing.lines[row], text, ha="center", va="center", fontsize=font_size, zorder=5,
-            color="white" if row == 0 else theme.BLACK, family=theme.MONO, parse_math=False, clip_on=True,
-            weight="bold" if row == drawing.bonus or row in drawing.path else "normal",
+            color=_text_colour(drawing, row), family=theme.MONO, parse_math=False, clip_on=True,
+            weight="bold" if row == drawing.wanted or row in drawing.path else "normal",
             bbox={"boxstyle": f"{'square' if square else 'round'},pad=0.28", "facecolor": fill, "edgecolor": outline,
                   "linewidth": width},
         )  # fmt: skip
 
 
-def _draw_dots(ax: Axes, drawing: _Drawing) -> None:
-    special = {0, drawing.bonus, *drawing.path}
+def _text_colour(drawing: RoundDrawing, row: int) -> str:
+    if row == 0:
+        return "white"
+    return theme.GREY if drawing.is_dropped(row) and row != drawing.wanted else theme.BLACK
+
+
+def _draw_dots(ax: Axes, drawing: RoundDrawing) -> None:
+    special = {0, drawing.wanted, *drawing.path}
     for row in range(len(drawing.parents)):
+        if row == drawing.bonus and drawing.is_dropped(row):
+            continue
         fill, outline, width = _node_style(drawing, row)
         size = 7.0 if row in special else 2.0 + 4.0 * sqrt(drawing.probabilities[row])
-        ax.plot(drawing.columns[row], -drawing.lines[row], marker="s" if row in (0, drawing.bonus) else _ROUNDED,
+        ax.plot(drawing.columns[row], -drawing.lines[row], marker="s" if row in (0, drawing.wanted) else _ROUNDED,
                 markersize=size, markerfacecolor=fill, markeredgecolor=outline, markeredgewidth=width,
                 zorder=5 if row in special else 4)  # fmt: skip

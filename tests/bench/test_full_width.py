@@ -46,11 +46,6 @@ def test_every_row_count_is_measured_with_its_stages_and_each_point_once():
     assert {point.streams for point, _ in chosen} == {1, 4, 8, 16, 32}
 
 
-def test_distinct_experts_of_a_point_are_the_formula():
-    assert Point(1, 1, 0, 0.8).distinct(384, 8) == pytest.approx(8)
-    assert Point(8, 1, 0, 0.8).distinct(384, 8) == pytest.approx(40.4, abs=0.1)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("experts", ["tp", "ep"])
 def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):

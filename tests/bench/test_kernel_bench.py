@@ -1,6 +1,7 @@
 """The kernel benchmark: wrong arms refused, time shared out, floors and goals in the rows; on a GPU a short run."""
 
 import dataclasses
+import json
 import re
 import time
 
@@ -15,7 +16,7 @@ from kdlab.bench.kernels import (
 )
 from kdlab.bench.kernels.case import Arm, Case, relative_error
 from kdlab.bench.kernels.measured import WARM
-from kdlab.bench.kernels.suite import in_turns
+from kdlab.bench.kernels.suite import HEADS, cases_of, in_turns
 from kdlab.bench.timing import Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
@@ -255,3 +256,13 @@ def test_a_short_run_checks_and_times_every_op():
     assert set(table["op"]) == set(OPS)
     own = table[table["own"] & (table["mode"] == "graph")]
     assert (own["roofline"] < 1.05).all(), "faster than the card can be: what is timed is in a cache"
+
+
+GPU_OPS = {"verify_attention": pytest.mark.gpu}  # its arms depend on the card
+
+
+@pytest.mark.parametrize("op", [pytest.param(op, marks=GPU_OPS.get(op, ())) for op in OPS])
+def test_no_case_is_timed_twice(op):
+    cases = cases_of(op, HEADS)
+    assert len({json.dumps(dict(case.sizes), sort_keys=True) for case in cases}) == len(cases)
+    assert {case.name for case in cases_of(op, HEADS[1:])} <= {case.name for case in cases}

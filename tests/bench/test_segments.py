@@ -89,7 +89,7 @@ def test_pieces_do_the_work_of_the_call_and_a_chain_that_of_one_stage():
     segments = record_segments(lambda: chain_of_products(weights, x, norms))
     assert [name for name, _ in segments.pieces if name != OTHER] == ["product", "norm"] * 3
     assert set(segments.stages()) == {OTHER, "product", "norm"}
-    out, found = segments.kept[0]
+    out, found = segments.result
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(found, total)
     x.mul_(2)

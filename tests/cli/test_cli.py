@@ -23,7 +23,7 @@ FINAL = """\
 import kdlab.report
 kdlab.report.show_result({"final": True, "sweep": [{"rows": budget + 1, "budget": budget, "tau": 2.5}],
     "conclusion": ["a tree of 64 is best", "AR is not"]})"""
-VERBS = ("doctor", "generate", "record", "sweep", "bench", "run", "report")
+VERBS = ("doctor", "generate", "record", "sweep", "traces", "bench", "run", "grid", "report")
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ def broken_drafts(monkeypatch):
     pair = tiny_pair()
     original, calls = type(pair).draft_logits, []
 
-    def draft(self, anchor, start, context):
-        logits = original(self, anchor, start, context).clone()
+    def draft(self, *arguments):
+        logits = original(self, *arguments).clone()
         kind = len(calls) % 5
         calls.append(kind)
         if kind == 0:

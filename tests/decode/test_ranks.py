@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +19,7 @@ from kdlab.errors import ArgumentError
 from kdlab.model.ranks import Ranks
 from tests.decode.test_lossless import teacher_forced
 from tests.pairs import golden_prompts, tiny_pair
-from tests.rank_processes import run_ranks, values_of
+from tests.rank_processes import free_port, run_ranks, values_of
 from tests.thread_ranks import on_thread_ranks
 
 CASES = {
@@ -28,7 +31,14 @@ CASES = {
 SPLITS = {("tp", 2): CASES, ("ep", 2): ("tree", "tree at 0.8, top-p")}
 SPLITS |= {("tp", 4): SPLITS["ep", 2], ("ep", 4): SPLITS["ep", 2]}
 NUM_TOKENS = 10
+# What rank 0 and rank 1 are given.
+OTHER_OPTIONS = dict(seed=(0, 1), max_new_tokens=(8, 9), budget=(8, 9), method=("ddtree", "chain"), prompt=("a", "b"))
+OTHER_MODELS = dict(
+    dtype=("float32", "bfloat16"), experts=("tp", "ep"), latent_norm_eps=(1e-6, 1e-5), rope_amplitude=(1.0, 1.4159)
+)
 PATIENCE_S = 3.0
+HOW = "killed, ended by an error, or gone without `Ranks.close()`"
+LOST = f"rank 1 gave no sign of life for 3 s: {HOW}; rank 0 ends too"
 
 
 def decode(pair, name):
@@ -65,13 +75,23 @@ def fields_and_disagreement(rank):
     """What `record` keeps, and what ranks say that were asked for different things."""
     pair = kdlab.load_pair("tiny", ranks=2, dtype="float64")
     field = kdlab.record(pair, golden_prompts()[:1], top_k=20, max_new_tokens=6).prompts[0]
-    said = []
-    for options in (dict(seed=rank), dict(max_new_tokens=8 + rank)):
-        with pytest.raises(ArgumentError) as caught:
-            kdlab.generate(pair, "abc", **options)
-        said.append(str(caught.value))
+    said = [refusal(pair, **{name: values[rank]}) for name, values in OTHER_OPTIONS.items()]
+    for name, values in OTHER_MODELS.items():
+        said.append(refusal(kdlab.load_pair("tiny", ranks=2, **{name: values[rank]})))
+    for part in ("target", "drafter"):
+        other = kdlab.load_pair("tiny", ranks=2)
+        model = getattr(other, part)
+        model.config = replace(model.config, rms_norm_eps=10.0 ** -(5 + rank))
+        said.append(refusal(other))
     pair.ranks.close()
     return (field.token_ids, field.log_probs, field.next_rank), said
+
+
+def refusal(pair, prompt="abc", **options):
+    """What a decode says that another rank was asked for differently."""
+    with pytest.raises(ArgumentError) as caught:
+        kdlab.generate(pair, prompt, **options)
+    return str(caught.value)
 
 
 def calls_of_a_round(pair, name):
@@ -130,9 +150,9 @@ def test_ranks_record_the_field_of_one_and_refuse_to_disagree(tmp_path):
     for rank, (arrays, said) in enumerate(values_of(run_ranks(2, fields_and_disagreement, folder=tmp_path))):
         for got, want in zip(arrays, (alone.token_ids, alone.log_probs, alone.next_rank), strict=True):
             assert np.array_equal(got, want)
-        differ = f"got others on rank {rank} than on [{1 - rank}]"
-        wrong = f"models, prompts and options: expected the same on every rank, {differ}"
-        assert said == [wrong, wrong]
+        names = [*("prompts" if name == "prompt" else name for name in OTHER_OPTIONS), *OTHER_MODELS]
+        differ = f"expected the same on every rank, got another on rank {rank} than on [{1 - rank}]"
+        assert said == [f"{name}: {differ}" for name in [*names, "target's config", "drafter's config"]]
 
 
 def lose_rank_1(rank, how, device="cpu"):
@@ -148,6 +168,8 @@ def lose_rank_1(rank, how, device="cpu"):
         if self.rank == 1 and sums.count("mlp") == 2:
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if how == "exited":
+                sys.exit(1)
             raise MemoryError("no room")
         return whole(self, x, kind)
 
@@ -162,5 +184,22 @@ def test_a_lost_rank_ends_the_others_with_its_name(how, exitcode, tmp_path):
     other, lost = run_ranks(2, lose_rank_1, how, folder=tmp_path)
     assert lost.exitcode == exitcode
     assert other.exitcode == 1
-    assert "rank 1 gave no sign of life for 3 s: killed, or ended by an error; rank 0 ends too" in other.said
+    assert LOST in other.said
     assert time.monotonic() - began < 60
+
+
+def test_a_rank_that_exits_in_a_round_has_not_taken_its_leave():
+    """In processes of their own: what Python runs at an exit, it does not run in a child of `multiprocessing`."""
+    address = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import lose_rank_1; lose_rank_1({rank}, 'exited')"],
+            env=address | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert LOST in said[0]

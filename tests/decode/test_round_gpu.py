@@ -183,4 +183,5 @@ def test_a_prompt_of_several_chunks_is_prefilled_by_the_same_ops():
     on_cpu = kdlab.generate(kdlab.load_pair("tiny"), [text, "5+40"], **options)
     assert run.output_ids == on_cpu.output_ids
     assert run.round_lengths == on_cpu.round_lengths
-    assert run.provenance["impl"] == "verify_attention=reference"  # of float32; plain torch alone would be "reference"
+    # Of float32; plain torch alone would be "reference".
+    assert run.provenance["impl"] == "draft_attention=reference+verify_attention=reference"

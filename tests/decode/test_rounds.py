@@ -197,6 +197,17 @@ def test_posts_come_back_in_order_and_untouched_by_what_the_device_writes_next()
     assert len(box) == 1
 
 
+def test_a_post_is_recorded_on_the_stream_that_copies_it(monkeypatch):
+    """A pair may be on another GPU than the current one, whose stream would be done before the copy is."""
+    box, recorded = Mailbox([torch.zeros(2)], 1), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: device)
+    box._sources = [SimpleNamespace(device=torch.device("cuda:1"))]
+    box._copies = [[SimpleNamespace(copy_=lambda *_, **__: None)]]
+    box._written = [SimpleNamespace(record=lambda stream=None: recorded.append(stream))]
+    box.post()
+    assert recorded == [torch.device("cuda:1")]
+
+
 # -- the host's loop ---------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import embedding
 
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
@@ -37,6 +38,26 @@ def test_a_token_of_no_shard_reads_nothing(device):
 def test_op_is_registered_as_torch_wants_it():
     arguments = torch.arange(4, device="cuda"), table(4, 8, torch.bfloat16, "cuda"), 1
     torch.library.opcheck(torch.ops.kdlab.embed_shard.default, arguments)
+
+
+def test_the_kernel_refuses_words_that_do_not_lie_whole_and_other_integers():
+    with FakeTensorMode():
+        values = torch.empty(1 + 8 * 64, dtype=torch.bfloat16, device="cuda")
+        tokens, whole = torch.empty(3, dtype=torch.int64, device="cuda"), values.as_strided((8, 64), (64, 1))
+        assert embed_shard(tokens, whole, first_id=0, impl="cuda").shape == (3, 64)
+        with pytest.raises(ShapeError, match=r"weight: expected contiguous rows of whole 16-byte words.*offset 1"):
+            embed_shard(tokens, values.as_strided((8, 64), (64, 1), 1), first_id=0, impl="cuda")
+        with pytest.raises(ShapeError, match="tokens: expected int32 or int64 for impl='cuda', got"):
+            embed_shard(torch.empty(3, dtype=torch.int16, device="cuda"), whole, first_id=0, impl="cuda")
+
+
+@gpu
+def test_a_table_that_begins_between_words_is_read_by_torch():
+    values = table(1, 1 + 8 * 64, torch.bfloat16, "cuda")[0]
+    tokens, odd = torch.tensor([7, 0, 9], device="cuda"), values[1:].view(8, 64)
+    assert torch.equal(embed_shard(tokens, odd, first_id=0)[:2], odd[[7, 0]])
+    with pytest.raises(ShapeError, match="16"):
+        torch.ops.kdlab.embed_shard.default(tokens, odd, 0)
 
 
 def test_bad_arguments_are_named():

@@ -78,6 +78,8 @@ def test_the_reference_against_ten_lines(dtype, normalize):
         (dict(bias=torch.zeros(8).bfloat16()), ShapeError, "bias in its wide dtype"),
         (dict(weight=torch.zeros(8, 24).half()), ShapeError, "as x"),
         (dict(used=torch.ones(2, dtype=torch.bool)), ShapeError, "used"),
+        (dict(used=torch.ones(3, dtype=torch.int32)), ShapeError, "used: expected bool on cpu, as x, got torch.int32"),
+        (dict(used=torch.ones(3, dtype=torch.bool, device="meta")), ShapeError, "used: expected bool on cpu"),
         (dict(k=0), ArgumentError, "k"),
         (dict(k=9), ArgumentError, "k"),
         (dict(impl="fast"), ArgumentError, "impl"),

@@ -33,8 +33,6 @@ def new_case(rows, features, inputs, dtype=torch.bfloat16, matrices=None, seed=0
     return x.to(dtype), weight.to(dtype)
 
 
-
-
 def run(x, weight, **options):
     """The kernel's result, all that is allocated for it between canaries."""
     with guarded_allocations() as check:
@@ -144,6 +142,32 @@ def test_fake_tensors():
         for rows, inputs, dtype in ((3, 256, torch.float32), (0, 256, x.dtype), (65, 256, x.dtype), (3, 200, x.dtype)):
             with pytest.raises(NotSupported, match="skinny_linear"):
                 skinny_linear(new(rows, inputs, dtype=dtype), new(16, inputs, dtype=dtype), impl="cuda")
+        for features, inputs in ((0, 256), (16, 0)):
+            with pytest.raises(NotSupported, match="at least one"):
+                skinny_linear(new(3, inputs), new(features, inputs), impl="cuda")
+            assert skinny_linear(new(3, inputs), new(features, inputs)).shape == (3, features)
+        with pytest.raises(NotSupported, match="at least one"):
+            skinny_matmul(new(0, 3, 256), new(0, 256, 64), impl="cuda")
+        assert skinny_matmul(new(0, 3, 256), new(0, 256, 64)).shape == (0, 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "features", "inputs"),
+    [("sm_80", 1, 64, 128), ("sm_89", 1, 64, 128), ("sm_120a", 41, 7168, 5376), ("sm_120a", 64, 7168, 5376)],
+)
+def test_a_gpu_without_clusters_or_room_is_refused_and_left_to_torch(arch, rows, features, inputs, monkeypatch):
+    monkeypatch.setattr(module.jit, "arch_of", lambda device: arch)
+    x, weight = (torch.empty(1, n, inputs, dtype=torch.bfloat16, device="meta") for n in (rows, features))
+    assert choose_linear(x, weight) == "torch"
+    with pytest.raises(UnsupportedDevice, match=f"{arch} has no (clusters|room for {rows} rows)"):
+        module.run_skinny(x, weight, x.new_empty(1, rows, features), 0)
+    assert module.has_room(rows, features, inputs, 1, "sm_90a")
+
+
+def test_a_plan_of_nothing_is_refused():
+    for sizes in ((0, 64, 128, 1), (MAX_ROWS + 1, 64, 128, 1), (1, 0, 128, 1), (1, 64, 0, 1), (1, 64, 128, 0)):
+        with pytest.raises(ArgumentError):
+            make_plan(*sizes)
 
 
 def test_cost():
@@ -176,6 +200,19 @@ def test_gated_and_float32_results(features, inputs, rows):
     swapped = run(x, torch.cat(weight.chunk(2)[::-1]), gated=True)
     with pytest.raises(AssertionError):
         assert_within_budget(swapped, exact, plain)
+
+
+@gpu
+@pytest.mark.parametrize(("features", "inputs", "gated"), [(4608, 7168, True), (896, 43008, False)], ids=str)
+def test_large_matrices_of_the_drafter(features, inputs, gated):
+    """Of one rank of 8: gate_up and fc, whose inputs are six tapped layers; both take the large tile."""
+    x, weight = (t.cuda() for t in new_case(40, features, inputs))
+    exact, plain = run_reference(x, weight, gated=gated)
+    whole = run(x, weight, gated=gated)
+    assert_within_budget(whole, exact, plain)
+    assert_faults_are_found(whole, exact, plain, tile=8)
+    for rows in (1, 9):
+        assert torch.equal(run(x[:rows], weight, gated=gated), whole[:rows]), f"{rows} rows: other bits than among 40"
 
 
 @gpu

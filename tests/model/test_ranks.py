@@ -14,6 +14,7 @@ from kdlab.kernels.reference import draft_topk
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.drafter import Drafter, plan_drafter
 from kdlab.model.pair import Pair
+from kdlab.model.rank_heads import top_over_ranks
 from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.target import Target, plan_target
 from kdlab.model.target_tensors import load_tensors
@@ -157,6 +158,15 @@ def test_one_slice_runs_alone_with_the_shapes_of_its_rank():
     top = pair.draft_top(torch.tensor([3]), torch.tensor([0]), context, 64)
     assert all(len(set(row)) == 64 and set(row) <= set(range(128)) for row in top.token_ids[0].tolist())
     assert set(ranks.calls) == {"embedding", "attention", "mlp", "head", "drafter"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_more_candidates_than_tokens_are_refused_on_any_number_of_ranks(size):
+    ranks, logits = Ranks.slice_of(0, size), torch.zeros(1, 1, 8 // size)
+    for k, message in [(9, "at most 8, got 9"), (0, "at least 1, got 0")]:
+        with pytest.raises(ArgumentError, match=f"k: expected {message}"):
+            top_over_ranks(ranks, logits, k, "auto")
+    assert top_over_ranks(ranks, logits, 8, "auto").token_ids.shape == (1, 1, 8)
 
 
 def test_one_rank_counts_nothing_and_returns_its_input():

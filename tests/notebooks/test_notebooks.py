@@ -1,7 +1,10 @@
 """The notebooks: their form, and a smoke run of each through the batch path."""
 
 import ast
+import html
+import json
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +14,10 @@ import pytest
 import kdlab
 from kdlab.bench import read_rows, write_rows
 from kdlab.bench.kernels import kernel_table, verdict_lines
+from kdlab.cli import main
+from kdlab.errors import ComparisonError
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
+from kdlab.report.pdf import find_browser
 from tests.bench.samples import counted_rows, kernel_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -22,14 +28,20 @@ FIGURES = {
     "00_start_here": {"00_draft_tree", "00_rounds"},
     "10_budget_sweep": {
         "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
-        "10_cost", "10_budget_sweep",
+        "10_trace", "10_cost", "10_budget_sweep",
+    },
+    "20_draft_trees": {
+        "20_draft_tree", "20_by_depth", "20_by_rank", "20_after_sibling", "20_calibration", "20_missed_mass",
     },
     "30_kernels": {
         "30_overview", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits", "30_trees",
         "30_experts", "30_cache",
     },
+    "90_report": {"90_tokens_per_round", "90_by_kind", "90_budget_sweep", "90_kernels"},
 }  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
+HOSTILE = '<script>alert("kdlab")</script>\n```\n<img src=x onerror=alert(1)>\n"""Load settings."""\n'
+"""A prompt that would run in the report if its markup were not text."""
 
 
 def code_cells(notebook):
@@ -100,9 +112,10 @@ def recorded_rows(folder):
 def smoke_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
+    own = {"00_start_here": {"prompt": HOSTILE}, "30_kernels": recorded_rows(folder)}
     runs = {}
     for path in NOTEBOOKS:
-        parameters = given | recorded_rows(folder) if path.stem == "30_kernels" else given
+        parameters = given | own.get(path.stem, {})
         runs[path.stem] = run_notebook(path, parameters, folder / path.name, timeout_s=300)
     return folder, runs
 
@@ -135,8 +148,25 @@ def test_smoke_runs_leave_readable_recordings(smoke_runs):
     field = kdlab.load_field(results / "10_draft_field.parquet")
     assert sum(len(prompt.output_ids) for prompt in field.prompts) == runs["10_budget_sweep"].record["tokens recorded"]
     times = read_rows(results / "10_round_times.parquet")
-    assert set(times["metric"]) == {"round_ms", "tokens_per_s"}
+    assert set(times["metric"]) == {"round_ms", "tokens_per_s", "tokens_per_round"}
     assert kdlab.load_run(results / "00_rounds.parquet").rounds[0]
+    trace = kdlab.study.load_trace(results / "10_trace.jsonl")
+    assert (trace.method, trace.budget) == ("ddtree", 15)
+
+
+@pytest.mark.notebook
+def test_the_explorer_notebook_keeps_the_rounds_that_it_shows(smoke_runs):
+    results, run = smoke_runs[0] / "results", smoke_runs[1]["20_draft_trees"]
+    rounds = kdlab.load_run(results / "20_rounds.parquet").rounds
+    assert sum(map(len, rounds)) == run.record["rounds explored"] > 0
+    assert kdlab.load_field(results / "20_draft_field.parquet").top_k == 128
+    assert len(run.record["after an accepted sibling"]) == 3
+    widgets = [
+        output["data"] for cell in code_cells(read_notebook(run.output)) for output in cell.outputs
+        if "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    ]  # fmt: skip
+    for name, data in zip(["TreeExplorer", "AcceptanceExplorer"], widgets, strict=True):
+        assert name in data["text/plain"]
 
 
 @pytest.mark.notebook
@@ -158,10 +188,51 @@ def test_the_report_of_all_is_small_and_holds_the_coloured_text(smoke_runs):
     folder, runs = smoke_runs
     report = build_report([run.output for run in runs.values()], folder / "report.html")
     text = report.read_text(encoding="utf-8")
-    assert len(text) < 3_000_000
-    assert text.count("<img") == sum(map(len, FIGURES.values()))
+    num_figures = sum(map(len, FIGURES.values()))
+    assert text.count("<img") == num_figures
+    assert len(text) < 130_000 * num_figures
     assert "background-color:#" in text
     assert "RoundViewer" not in text
+
+
+@pytest.mark.notebook
+def test_markup_in_a_prompt_is_text_in_the_report_in_its_pdf_and_in_every_figure(smoke_runs, tmp_path):
+    folder, _ = smoke_runs
+    status = main(["report", str(folder), "-o", str(tmp_path / "report.html")])  # the smoke runs are a named run
+    assert status == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<img src=x" not in text
+    assert "&lt;script&gt;alert(" in text
+    assert HOSTILE.rstrip() in html.unescape(text)
+    for name in set().union(*FIGURES.values()):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_bytes()
+        assert b"<script" not in svg
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
+    assert (tmp_path / "report.pdf").exists() == bool(find_browser())
+
+
+@pytest.mark.notebook
+def test_the_report_notebook_refuses_runs_that_differ(smoke_runs, tmp_path):
+    recorded, names = tmp_path / "recorded", ("10_draft_field.parquet", "10_round_times.parquet")
+    recorded.mkdir()
+    for name in names:
+        shutil.copyfile(smoke_runs[0] / "results" / name, tmp_path / name)
+    cells = {cell.id: cell.source for cell in read_notebook(FOLDER / "90_report.ipynb").cells}
+
+    def read_files():
+        scope = {"display": lambda shown: None}
+        exec(cells["parameters"], scope)
+        scope |= {"recorded": str(recorded), "results": str(tmp_path)}
+        exec(cells["setup"] + "\ndisplay = print\n" + cells["files"], scope)
+        return scope["files"]
+
+    assert list(read_files()["file"]) == list(names)
+    rows = read_rows(tmp_path / names[1])
+    other = [json.dumps(json.loads(text) | {"drafter_sha256": "other"}) for text in rows["provenance"]]
+    write_rows(rows.assign(provenance=other), tmp_path / names[1])
+    with pytest.raises(ComparisonError, match="drafter_sha256: results with"):
+        read_files()
 
 
 @pytest.mark.notebook

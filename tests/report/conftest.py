@@ -28,3 +28,25 @@ def _cell(source: str) -> nbformat.NotebookNode:
     if source.startswith("P:"):
         return v4.new_code_cell(source[2:], metadata={"tags": ["parameters"]})
     return v4.new_code_cell(source)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Stand in for the child processes: `quick.jobs` would have run, `quick.act` says what else happens in them."""
+    from tests.report.test_runner import execute_nothing
+
+    class Quick:
+        act = staticmethod(lambda job: None)
+
+    stand_in = Quick()
+    stand_in.jobs = []
+
+    def run(job, progress):
+        stand_in.jobs.append(job)
+        execute_nothing(job, progress)
+        return stand_in.act(job)
+
+    monkeypatch.setattr("kdlab.report.runner.NotebookJob.run", run)
+    monkeypatch.setattr("kdlab.report.done_marker.source_sha256", lambda: "code")
+    monkeypatch.setattr("kdlab.report.done_marker._folder_sha256", lambda folder: "data")
+    return stand_in

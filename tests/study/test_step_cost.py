@@ -12,8 +12,8 @@ from tests.study.k26 import DRAFTER, EXPERTS, TARGET
 H200 = {"bytes_per_s": 4.2e12, "flops_per_s": 7.8e14, "launch_us": 1.1}
 
 
-def step(rows, **changes):
-    return Step(rows, distinct_experts(rows * changes.get("streams", 1), **EXPERTS), **changes)
+def step(rows, g=1.0, **changes):
+    return Step(rows, distinct_experts(rows, g=g, streams=changes.get("streams", 1), **EXPERTS), **changes)
 
 
 def stages(rows, drafter=DRAFTER, **changes):
@@ -93,3 +93,9 @@ def test_ranks_must_divide():
         round_stages(TARGET, None, step(8, ranks=7))
     with pytest.raises(ArgumentError, match="of the drafter = 8"):
         round_stages(TARGET, DRAFTER, step(8, ranks=16))
+
+
+def test_a_routed_step_touches_the_experts_of_the_formula():
+    assert Step.routed(TARGET, 1, 0.8).distinct == pytest.approx(8)
+    assert Step.routed(TARGET, 8, 0.8).distinct == pytest.approx(40.4, abs=0.1)
+    assert Step.routed(TARGET, 8, 0.8, streams=4, ranks=8) == step(8, streams=4, ranks=8, g=0.8)

@@ -15,7 +15,6 @@ from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings, make_settings
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
-from kdlab.study.experts import distinct_experts
 from kdlab.study.step_cost import Step
 
 _SPARE_ROWS = 4096  # rounds that are timed commit rows behind the context
@@ -28,17 +27,12 @@ _STATEFUL = ("commit",)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one round is asked for; `g` is the exponent of correlated routing, see `distinct_experts`."""
+    """What one round is asked for; `g` is the exponent of correlated routing, see `kdlab.study.experts`."""
 
     rows: int
     streams: int
     context: int
     g: float
-
-    def distinct(self, num_experts: int, per_token: int) -> float:
-        """Return the distinct experts of a layer, at least those of one row."""
-        sizes = {"num_experts": num_experts, "per_token": per_token}
-        return distinct_experts(self.rows, g=self.g, streams=self.streams, **sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +63,6 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> 
     Raises:
         torch.OutOfMemoryError, UnsupportedDevice: its caches do not fit beside the weights.
     """
-    config = pair.target.config
-    distinct = point.distinct(config.n_routed_experts, config.num_experts_per_tok)
-    plan_routing(pair.target, point.rows * point.streams, distinct)
     settings = make_settings(
         pair,
         point.streams,
@@ -82,9 +73,10 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> 
         streams=point.streams,
         graph="off",
     )
-    step = Step(
-        rows=point.rows,
-        distinct=distinct,
+    step = Step.routed(
+        pair.target.config,
+        point.rows,
+        point.g,
         streams=point.streams,
         context=point.context,
         ranks=pair.ranks.size,
@@ -92,6 +84,7 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> 
         top_k=max(1, settings.method.top_k),
         committed=1,  # random weights accept nothing
     )
+    plan_routing(pair.target, step.tokens, step.distinct)
     one = _Rounds(pair, settings, point.context)
     alone = one.stages(seconds) if stages else {}
     whole = one.whole(seconds)

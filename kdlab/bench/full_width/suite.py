@@ -21,13 +21,12 @@ from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
 from kdlab.paths import K26_SHAPES
 from kdlab.provenance import run_provenance
-from kdlab.study.step_cost import Stage, all_reduces, round_stages
+from kdlab.study.step_cost import LAUNCH_US, Stage, all_reduces, round_stages
 from kdlab.study.step_fit import ALL_REDUCE_US
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
 _FEW_ROWS = (1, 8, 17, 33, 65)
 STREAMS, CONTEXTS, ROUTINGS = (1, 4, 8, 16, 32), (1024, 8192, 32768), (0.8, 1.0)
-LAUNCH_US = 1.1
 
 Progress = Callable[[int, int], None]
 

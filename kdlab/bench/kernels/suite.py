@@ -29,8 +29,9 @@ OPS = tuple(_CASES)
 
 
 def cases_of(op: str, heads: tuple[int, ...]) -> list[Case]:
-    """Return every case of an op, those of a short run among them; nothing is allocated yet."""
-    return in_turns(list(_CASES[op](some)) for some in (heads if op in _PER_HEADS else heads[:1]))
+    """Return every case of an op once, those of a short run among them; nothing is allocated yet."""
+    found = in_turns(list(_CASES[op](some)) for some in (heads if op in _PER_HEADS else heads[:1]))
+    return list({case.name: case for case in found}.values())  # what every rank holds whole is the same at any heads
 
 
 def in_turns(lists: Iterable[Sequence[Case]]) -> list[Case]:
