@@ -136,7 +136,7 @@ def test_kernels_overlap_the_one_ahead_in_a_chain_too():
 
     expected = call()
     segments = record_segments(call)
-    assert torch.equal(segments.kept[0], expected)
+    assert torch.equal(segments.result, expected)
     edges = _edges(segments.graph.raw_cuda_graph())
     products = [nodes for name, nodes in segments.pieces if name == "product"]
     assert [len(nodes) for nodes in products] == [2, 2, 2]
@@ -144,4 +144,4 @@ def test_kernels_overlap_the_one_ahead_in_a_chain_too():
     assert [data is not None for _, _, data in linked] == [True, True]
     segments.chain("product", times=3)()
     segments.replay()
-    assert torch.equal(segments.kept[0], expected)
+    assert torch.equal(segments.result, expected)
