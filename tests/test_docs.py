@@ -16,8 +16,8 @@ import yaml
 from kdlab.bench import read_rows
 from kdlab.bench.kernels import page
 from kdlab.cli.parser import make_parser
-from kdlab.kernels import jit_build
 from kdlab.kernels.jit import PORTABLE, Build, compile_all
+from kdlab.kernels.jit import build as jit_build
 from kdlab.paths import CSRC
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -44,7 +44,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 def inspect_machine() -> dict[str, Any]:
     """Gather facts about software, GPU, kernels and data; without a GPU no driver is asked for more than that."""
-    from kdlab.kernels.jit_facts import kernel_facts
+    from kdlab.kernels.jit.facts import kernel_facts
     from kdlab.machine import machine_facts
     from kdlab.paths import DATA
     from kdlab.source import code_facts

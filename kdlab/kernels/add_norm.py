@@ -11,7 +11,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 _WORD_BYTES = 16
 _MAX_THREADS = 256  # more of them wait longer for one another: 1.8 us of 224 with four words each, 2.1 us of 896

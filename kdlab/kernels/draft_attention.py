@@ -13,7 +13,7 @@ from kdlab.kernels import reference_draft
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel, num_sms
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 HEAD_DIMS = (32, 64, 128)
 """Widths of a head that the kernel has: of the tiny pair, of the mini and of the published K2.6 drafter."""

@@ -11,7 +11,7 @@ from kdlab.checks import check_int, check_shape
 from kdlab.errors import ArgumentError
 from kdlab.kernels import jit, reference, reference_shards
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, count_chunks, runs_kernel
 from kdlab.kernels.reference import TopK
 from kdlab.kernels.reference_shards import TopKShard

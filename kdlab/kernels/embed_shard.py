@@ -9,7 +9,7 @@ from kdlab.checks import check_choice, check_int, check_integer_tensor, check_sh
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 _THREADS, _WORD_BYTES = 256, 16  # as in the .cu
 _TOKEN_DTYPES = torch.int32, torch.int64

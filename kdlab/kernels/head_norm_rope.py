@@ -10,7 +10,7 @@ from kdlab.kernels import reference_draft
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 _WARPS = 4  # as in the .cu
 

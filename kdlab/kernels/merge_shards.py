@@ -10,7 +10,7 @@ from torch import Tensor
 from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels import draft_topk, jit, sample_shards
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import runs_kernel
 from kdlab.kernels.reference import TOP_P_REACHED, TopK
 from kdlab.kernels.reference_shards import SampleShard, TopKShard

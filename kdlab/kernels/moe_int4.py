@@ -12,7 +12,7 @@ from kdlab.kernels import jit
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.moe_builds import (
     MOST_FEW_PICKS,
     MOST_FEW_ROWS,

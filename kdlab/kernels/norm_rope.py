@@ -9,7 +9,7 @@ from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_cache
 from kdlab.kernels.constants import DTYPE_DEFINE, PAGE_SIZE
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 DTYPES = tuple(DTYPE_DEFINE)  # that the kernel takes
 _HEADS_A_BLOCK, _THREADS = 8, 128  # as in the .cu

@@ -9,7 +9,7 @@ from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.reference import compute_dtype
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
 

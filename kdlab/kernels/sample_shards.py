@@ -17,7 +17,7 @@ from torch import Tensor
 from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels import reference_shards
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import runs_kernel
 from kdlab.kernels.reference import TOP_P_REACHED
 from kdlab.kernels.reference_shards import SampleShard

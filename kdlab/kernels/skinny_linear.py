@@ -16,7 +16,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 MAX_ROWS = 64
 _ROOM = {"sm_90a": 115_712, "sm_100a": 115_712, "sm_120a": 101_376}

@@ -9,7 +9,7 @@ from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_streams
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.reference_streams import NO_STOP
 
 __all__ = ["NO_STOP", "Advance", "stream_advance", "stream_advance_cost"]

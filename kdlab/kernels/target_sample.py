@@ -8,7 +8,7 @@ from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ShapeError
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, count_chunks, runs_kernel
 
 __all__ = ["MAX_CANDIDATES", "check_sampling", "launch", "target_sample", "target_sample_cost"]

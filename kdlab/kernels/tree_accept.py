@@ -9,7 +9,7 @@ from kdlab.checks import MAX_TOKEN, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 MAX_TREE_ROWS = 1025
 _MAX_DEPTH_LIMIT = 1 << 20

@@ -11,7 +11,7 @@ from kdlab.kernels import jit
 from kdlab.kernels.ancestors import num_words
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 
 MAX_TREE_DEPTH, MAX_TREE_WIDTH, MAX_TREE_BUDGET = 31, 256, 1024
 _BINS = 256

@@ -16,7 +16,7 @@ from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
-from kdlab.kernels.jit_ops import cuda_op
+from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
 from kdlab.kernels.verify_attention_naive import run_naive

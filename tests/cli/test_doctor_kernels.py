@@ -5,8 +5,8 @@ import torch
 
 from kdlab.cli.doctor import inspect_machine
 from kdlab.errors import BuildError, UnsupportedDevice
-from kdlab.kernels import jit_facts
-from kdlab.kernels.jit_facts import kernel_facts
+from kdlab.kernels.jit import facts as jit_facts
+from kdlab.kernels.jit.facts import kernel_facts
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kdlab.kernels import jit, jit_build
+from kdlab.kernels import jit
+from kdlab.kernels.jit import build as jit_build
 from tests.kernels.jit_sources import write_sources
 
 

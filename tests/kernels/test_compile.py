@@ -14,8 +14,8 @@ from cuda import pathfinder
 from kdlab.errors import BuildError
 from kdlab.kernels.builds import all_builds, matrix_instruction
 from kdlab.kernels.jit import PORTABLE, Build, compile_all
-from kdlab.kernels.jit_build import compile_build
-from kdlab.kernels.jit_source import read_source
+from kdlab.kernels.jit.build import compile_build
+from kdlab.kernels.jit.source import read_source
 from kdlab.paths import CSRC
 from tests.kernels.cubin_file import max_threads, sections
 

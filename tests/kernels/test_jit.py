@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from kdlab.errors import BuildError
-from kdlab.kernels import jit, jit_build, jit_cache
+from kdlab.kernels import jit
 from kdlab.kernels.jit import Build, kernel
-from kdlab.kernels.jit_build import compile_build
-from kdlab.kernels.jit_cache import parse_resources
-from kdlab.kernels.jit_source import read_source
-from kdlab.kernels.jit_toolchain import find_toolchain
+from kdlab.kernels.jit import build as jit_build
+from kdlab.kernels.jit import cache as jit_cache
+from kdlab.kernels.jit.build import compile_build
+from kdlab.kernels.jit.cache import parse_resources
+from kdlab.kernels.jit.source import read_source
+from kdlab.kernels.jit.toolchain import find_toolchain
 from tests.kernels.jit_sources import write_sources
 
 ARCH, PLAIN = "sm_90a", Build("plain.cu")

@@ -10,8 +10,8 @@ import torch
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.jit import Build, arch_of, kernel
-from kdlab.kernels.jit_build import compile_build
-from kdlab.kernels.jit_toolchain import find_toolchain
+from kdlab.kernels.jit.build import compile_build
+from kdlab.kernels.jit.toolchain import find_toolchain
 from kdlab.paths import REPOSITORY
 
 ARCH, PLAIN = "sm_90a", Build("plain.cu")

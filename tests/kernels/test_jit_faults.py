@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from kdlab.errors import ArgumentError, BuildError
-from kdlab.kernels import jit_build
 from kdlab.kernels.jit import Build, compile_all
-from kdlab.kernels.jit_build import compile_build
-from kdlab.kernels.jit_cache import load_cubin
-from kdlab.kernels.jit_toolchain import find_toolchain
+from kdlab.kernels.jit import build as jit_build
+from kdlab.kernels.jit.build import compile_build
+from kdlab.kernels.jit.cache import load_cubin
+from kdlab.kernels.jit.toolchain import find_toolchain
 from kdlab.paths import REPOSITORY
 
 ARCH, PLAIN = "sm_90a", Build("plain.cu")
@@ -123,7 +123,7 @@ def test_without_a_home_a_variable_is_asked_for(csrc, monkeypatch):
 
 def another_process(csrc, cache, code="compile_build(Build('plain.cu'), 'sm_90a')"):
     script = (
-        "import kdlab.kernels.jit_build as b\nfrom pathlib import Path\nfrom kdlab.kernels.jit_build import *\n"
+        "import kdlab.kernels.jit.build as b\nfrom pathlib import Path\nfrom kdlab.kernels.jit.build import *\n"
         f"b.CSRC = Path({str(csrc)!r})\nprint('go', flush=True)\n{code}\n"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "KDLAB_CACHE": str(cache)}

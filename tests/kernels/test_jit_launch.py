@@ -15,7 +15,7 @@ import torch
 from kdlab.errors import ArgumentError, BuildError, LaunchError, UnsupportedDevice
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.jit import Build, arch_of, compile_all, kernel, num_sms
-from kdlab.kernels.jit_launch import check_dim, pack
+from kdlab.kernels.jit.launch import check_dim, pack
 from kdlab.paths import CSRC, REPOSITORY
 
 CUDA = torch.device("cuda", 0)
@@ -119,7 +119,7 @@ def test_the_first_call_may_fall_into_a_capture(csrc):
 @pytest.mark.gpu
 def test_a_process_without_tensors_can_launch(csrc):
     code = (
-        "import torch, kdlab.kernels.jit_build as b\nfrom pathlib import Path\nfrom kdlab.kernels.jit import *\n"
+        "import torch, kdlab.kernels.jit.build as b\nfrom pathlib import Path\nfrom kdlab.kernels.jit import *\n"
         f"b.CSRC = Path({str(csrc)!r})\n"
         "kernel(Build('launch.cu'), 'nothing', torch.device('cuda')).launch(1, 1); torch.cuda.synchronize()"
     )
@@ -252,7 +252,7 @@ def test_a_hot_call_is_cheap(csrc):
 def test_every_source_is_there_within_3_seconds_of_an_edit(tmp_path, monkeypatch):
     """From the edit to a loaded kernel, for one build of each file."""
     monkeypatch.setenv("KDLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kdlab.kernels.jit_build.CSRC", shutil.copytree(CSRC, tmp_path / "csrc"))
+    monkeypatch.setattr("kdlab.kernels.jit.build.CSRC", shutil.copytree(CSRC, tmp_path / "csrc"))
     monkeypatch.setattr("kdlab.kernels.jit._loaded", {})
     arch, slow = arch_of(CUDA), {}
     builds = list({build.file: build for build in all_builds() if arch in build.archs}.values())

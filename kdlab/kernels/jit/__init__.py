@@ -2,8 +2,8 @@
 
 An op module names its builds (`Build`), asks for a kernel at every call and launches it. Asking is cheap when nothing
 changed, and after an edit of a `.cu` or `.cuh` the next call compiles: in a child process, because a compiler that
-crashes must not take a notebook's kernel with it, and into a cache on disk. `jit_source` knows the files,
-`jit_toolchain` the compiler, `jit_build` compiles, `jit_cache` keeps, `jit_launch` launches.
+crashes must not take a notebook's kernel with it, and into a cache on disk. `source` knows the files,
+`toolchain` the compiler, `build` compiles, `cache` keeps, `launch` launches.
 """
 
 import functools
@@ -12,9 +12,9 @@ import threading
 import torch
 
 from kdlab.errors import UnsupportedDevice
-from kdlab.kernels.jit_build import HOPPER, PORTABLE, Build, compile_all, compile_build
-from kdlab.kernels.jit_launch import Kernel
-from kdlab.kernels.jit_source import Source, read_source
+from kdlab.kernels.jit.build import HOPPER, PORTABLE, Build, compile_all, compile_build
+from kdlab.kernels.jit.launch import Kernel
+from kdlab.kernels.jit.source import Source, read_source
 
 __all__ = ["HOPPER", "PORTABLE", "Build", "Kernel", "arch_of", "compile_all", "kernel", "num_sms"]
 

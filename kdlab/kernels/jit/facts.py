@@ -8,9 +8,9 @@ import torch
 from kdlab.config import cache_folder
 from kdlab.errors import KdlabError, UnsupportedDevice
 from kdlab.kernels.jit import arch_of, kernel
-from kdlab.kernels.jit_build import compile_build
-from kdlab.kernels.jit_launch import driver_cuda
-from kdlab.kernels.jit_toolchain import find_toolchain
+from kdlab.kernels.jit.build import compile_build
+from kdlab.kernels.jit.launch import driver_cuda
+from kdlab.kernels.jit.toolchain import find_toolchain
 from kdlab.kernels.kv_commit import BUILDS
 
 PROBE = BUILDS[0]

@@ -17,15 +17,15 @@ from typing import Any
 
 from kdlab.config import cache_folder
 from kdlab.errors import ArgumentError, BuildError
-from kdlab.kernels.jit_cache import Cubin, load_cubin, parse_resources, store_cubin
-from kdlab.kernels.jit_source import Source, read_source
-from kdlab.kernels.jit_toolchain import Toolchain, find_toolchain
+from kdlab.kernels.jit.cache import Cubin, load_cubin, parse_resources, store_cubin
+from kdlab.kernels.jit.source import Source, read_source
+from kdlab.kernels.jit.toolchain import Toolchain, find_toolchain
 from kdlab.paths import CSRC
 
 PORTABLE = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 HOPPER = ("sm_90a",)
 TIMEOUT_S = 120
-_COMPILER = Path(__file__).with_name("jit_compile.py")
+_COMPILER = Path(__file__).with_name("compile.py")
 # NOTE: beside a driver NVRTC keeps a cache of its own, and what comes from there brings no report of ptxas.
 _OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v", "--no-cache")
 _KEY_FORMAT = 2

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from kdlab.errors import ArgumentError, LaunchError, UnsupportedDevice
-from kdlab.kernels.jit_cache import Cubin
-from kdlab.kernels.jit_toolchain import HOW_TO_INSTALL, find_toolchain
+from kdlab.kernels.jit.cache import Cubin
+from kdlab.kernels.jit.toolchain import HOW_TO_INSTALL, find_toolchain
 
 Dim = int | tuple[int, ...]
 _FREE_SHARED_BYTES = 48 * 1024
