@@ -15,6 +15,7 @@ from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError, KdlabError
+from kdlab.kernels.stage import span
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
 from kdlab.model.pair import Pair
@@ -203,13 +204,14 @@ def prefill(
     Returns:
         What the target returned for the last chunk.
     """
-    for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
-        chunk = token_ids[:, first : first + PREFILL_CHUNK]
-        size = chunk.shape[1]
-        start, count = (torch.full((1,), n, dtype=torch.int32, device=token_ids.device) for n in (first, size))
-        positions = start + torch.arange(size, device=token_ids.device)[None]
-        taps = () if context is None else pair.taps
-        output = pair.target(chunk, positions, cache, start, VisibleRows.causal(count, size), taps=taps, impl=impl)
-        if context is not None:
-            pair.extend_context(context, output.taps, start, count, op_impl)
+    with span("prefill"):
+        for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
+            chunk = token_ids[:, first : first + PREFILL_CHUNK]
+            size = chunk.shape[1]
+            start, count = (torch.full((1,), n, dtype=torch.int32, device=token_ids.device) for n in (first, size))
+            positions = start + torch.arange(size, device=token_ids.device)[None]
+            taps = () if context is None else pair.taps
+            output = pair.target(chunk, positions, cache, start, VisibleRows.causal(count, size), taps=taps, impl=impl)
+            if context is not None:
+                pair.extend_context(context, output.taps, start, count, op_impl)
     return output

@@ -13,7 +13,7 @@ from kdlab.decode.streams import Streams
 from kdlab.kernels import add_norm, draft_attention, embed_shard, router
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
-from kdlab.kernels.stage import stage
+from kdlab.kernels.stage import span, stage
 from kdlab.kernels.tree_accept import tree_accept_impl
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
@@ -62,10 +62,11 @@ class Round:
 
     def run(self) -> None:
         """Queue one round of every running stream, and its record."""
-        if self._graph is None:
-            self._run()
-        else:
-            self._graph.replay()
+        with span("round"):
+            if self._graph is None:
+                self._run()
+            else:
+                self._graph.replay()
 
     @torch.inference_mode()
     def _run(self) -> None:

@@ -15,7 +15,7 @@ from kdlab.errors import ArgumentError
 from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.ancestors import num_words
 from kdlab.kernels.embed_shard import embed_shard
-from kdlab.kernels.stage import stage
+from kdlab.kernels.stage import span, stage
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
 from kdlab.model.checkpoint import Checkpoint
@@ -203,10 +203,11 @@ class Target(nn.Module):
         update: Tensor | None = None
         streams: list[Tensor] = []  # the residual stream before each layer, and after the last
         chosen: list[Tensor] = []
-        for layer in self.layers:
-            x, h = self._add_norm(x, update, layer.input_norm, plan)
-            streams.append(x)
-            x, update, expert_ids = layer(x, h, plan)
+        for number, layer in enumerate(self.layers):
+            with span("layer", number):
+                x, h = self._add_norm(x, update, layer.input_norm, plan)
+                streams.append(x)
+                x, update, expert_ids = layer(x, h, plan)
             if collect_experts and expert_ids is not None:
                 chosen.append(expert_ids.to(torch.int16).view(*tokens.shape, -1))
         x, hidden = self._add_norm(x, update, self.norm, plan)
