@@ -17,6 +17,7 @@ from kdlab.viz.findings import (
     paired_findings,
     speed_findings,
 )
+from kdlab.viz.kernel_explorer import KernelExplorer
 from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
 from kdlab.viz.paired import paired_sentences, plot_paired
@@ -32,6 +33,7 @@ from kdlab.viz.wording import best_sentence, percent, plain_sentences
 
 __all__ = [
     "AcceptanceExplorer",
+    "KernelExplorer",
     "LiveMargin",
     "RoundViewer",
     "TreeExplorer",

@@ -57,7 +57,7 @@ def plot_kernel_dots(
         if len(goal):
             ax.plot([goal.iloc[0]] * 2, [place - 0.36, place + 0.36], **_GOAL_TICK)
         for row in arms.to_dict("records"):
-            name, style = _label(row), _style(row)
+            name, style = _label(row), arm_style(row)
             ax.plot([row["us"]], [place], linestyle="none", label=None if name in drawn else name, zorder=4, **style)
             drawn[name] = None
     ax.set_yticks(range(len(cases)), [theme.drawable(name) for name, _ in cases])
@@ -126,7 +126,7 @@ def plot_kernel_errors(
     ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.4 + 0.26 * len(lines)))
     left = 1e-9
     for place, row in enumerate(lines.to_dict("records")):
-        exact, style = row["error"] == 0.0, _style(row)
+        exact, style = row["error"] == 0.0, arm_style(row)
         ax.plot([left if exact else max(row["error"], left)], [place], linestyle="none", zorder=4, **style)
         words = "exact" if exact else f"{row['error']:.1e}"
         ax.annotate(words, (left if exact else row["error"], place), xytext=(7, 0), textcoords="offset points",
@@ -189,7 +189,7 @@ def _draw_growth(ax: Axes, table: pd.DataFrame, x: str, name: str) -> dict[str, 
         raise ArgumentError("panels", f"one line an arm and {x}", f"several for {name!r}")
     entries = {}
     for _, rows in table.groupby(["impl", "mode"], sort=False):
-        rows, style = rows.sort_values(x), _style(rows.iloc[0])
+        rows, style = rows.sort_values(x), arm_style(rows.iloc[0])
         line = "-" if rows["own"].iloc[0] else "--"
         (entries[_label(rows.iloc[0])],) = ax.plot(
             rows[x], rows["us"], linestyle=line, linewidth=1.5, zorder=4, **style
@@ -234,8 +234,8 @@ def _label(row: Mapping[str, Any] | pd.Series) -> str:
     return f"{row['impl']}{_EAGER if row['mode'] == 'eager' else ''}"
 
 
-def _style(row: Mapping[str, Any] | pd.Series) -> dict[str, Any]:
-    """kdlab's own arms in colour; peers in grey with other marks, FlashMLA's in its own; eager calls hollow."""
+def arm_style(row: Mapping[str, Any] | pd.Series) -> dict[str, Any]:
+    """Return line options: kdlab's own arms in colour; peers in grey with other marks; eager calls hollow."""
     name = str(row["impl"])
     own_marker = _MARKERS.get(name, "o")
     marker = own_marker if row["own"] else _PEER_MARKERS[sum(map(ord, name)) % len(_PEER_MARKERS)]
