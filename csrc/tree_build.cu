@@ -72,11 +72,12 @@ DEVICE int find_cut(const Params& p, const Plan& plan) {
 // One warp raises the cut while others push. NOTE: races by design, each of one aligned word. It reads counts that only
 // grow, so B entries do lie at or above any cut that it finds; growers read a cut that only rises, so an old one drops
 // less and never too much, and one lane reads it for its warp; it sees `grown` in this turn or in the next. What the
-// sort finds does not depend on any of them: it counts anew after a barrier.
+// sort finds does not depend on any of them: it counts anew after a barrier. What is written is written atomically, so
+// that racecheck, too, takes it for what it is.
 DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
-  while (!__shfl_sync(FULL_MASK, int(*const_cast<volatile bool*>(&common.grown)), 0)) {
+  while (!__shfl_sync(FULL_MASK, *const_cast<volatile int*>(&common.grown), 0)) {
     const int cut = find_cut(p, plan);
-    if (lane_id() == 0) *const_cast<volatile int*>(&common.cut) = cut;
+    if (lane_id() == 0) atomicMax(&common.cut, cut);
   }
 }
 
@@ -164,7 +165,7 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
   common.count = count;
   common.head = head;
   common.finished = head >= count;
-  *const_cast<volatile bool*>(&common.grown) = true;
+  atomicExch(&common.grown, 1);
 }
 
 // ---- arrays ------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     common.looks_whole = 1;
     common.count = common.tail = 1;
     common.cut = 0;
-    common.grown = false;
+    common.grown = 0;
   }
   const Family family(budget);
   __syncthreads();

@@ -64,7 +64,8 @@ struct Common {
   int looks_whole;
   int count, tail, num_sorted;  // entries of the pool, root included; the same while it grows; of list
   int head;                     // entries before it have made their offers
-  bool finished, grown;         // no entry is left to expand; growth has stopped
+  bool finished;                // no entry is left to expand
+  int grown;                    // growth has stopped
   float floor, scale;           // of the bins
   int cut;                      // lowest bin that is still of interest
   u32 seen[WARP][MAX_WIDTH / 32];  // ids below K that a warp has met

@@ -206,7 +206,7 @@ DEVICE void cut_pool(const Params& p, const Plan& plan, Common& common) {
     plan.link[0] |= EXPANDED;
     common.count = common.tail = p.budget + 1;
     common.cut = 0;
-    common.grown = false;
+    common.grown = 0;
     common.floor = floor;
     common.scale = scale;
   }
