@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
     kdlab grid notebooks/00_start_here.ipynb -p budget=7,15,31 -p "prompt=def f(x):,Once upon" --name night1
-    kdlab grid notebooks/10_budget_sweep.ipynb -p budgets=7,15 -p budgets=31,63 --name night2 --gpus 0,1
+    kdlab grid notebooks/10_budget_sweep.ipynb -p budget=7,15,31 -p temperature=0,0.6 --name night2 --gpus 0,1
     kdlab grid notebooks/10_budget_sweep.ipynb --points points.csv --name night3 --workers 2 --timeout 3600
     kdlab grid notebooks/10_budget_sweep.ipynb -p target=/models/a,/models/b --name night4 --scheduler tcp://10.0.0.1:8786
 """

@@ -18,7 +18,7 @@ def parse_assignments(texts: Iterable[str], declared: Mapping[str, Parameter]) -
 
     Text stays text where the default is text (`name=007`); quotes around a whole value are taken off and make it text.
     Lists are JSON (`[7, 15]`) or items with commas (`7,15`). Where the default is None the text is read as none, a
-    bool, a number or a JSON list if it looks like one, else as text.
+    bool, a number, numbers with commas or a JSON list if it looks like one, else as text.
 
     Args:
         texts: assignments as a shell gave them.
@@ -85,11 +85,14 @@ def _guess(text: str) -> Any:
         return quoted[2]
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if _INT.fullmatch(text):
-        return int(text)
     if text.startswith("["):
         return json.loads(text)
     try:
-        return float(text)
+        numbers = [_number(item.strip()) for item in text.split(",")]
     except ValueError:
         return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _number(text: str) -> int | float:
+    return int(text) if _INT.fullmatch(text) else float(text)

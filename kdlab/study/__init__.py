@@ -8,13 +8,14 @@ from kdlab.study.controls import sweep_adaptive_chains, sweep_beam, sweep_chains
 from kdlab.study.cost import CostTable, speed
 from kdlab.study.gain import gain_by_kind
 from kdlab.study.grid_table import load
+from kdlab.study.live import check_live, sweep_live, whole_groups
 from kdlab.study.paired import compare_paired, holm
 from kdlab.study.path_rank import min_budget
 from kdlab.study.published import published_acceptance
 from kdlab.study.repetition import repeated_share, repetition, without_loops
 from kdlab.study.siblings import acceptance_after_sibling
 from kdlab.study.summary import length_histogram, summarize
-from kdlab.study.sweeps import sweep, sweep_ar
+from kdlab.study.sweeps import chosen_budgets, sweep, sweep_ar
 from kdlab.study.traces import check_trace, load_trace, save_trace
 from kdlab.study.traces_engines import import_responses
 from kdlab.study.traces_jsonl import read_json_lines
@@ -32,7 +33,9 @@ __all__ = [
     "calibration",
     "check_comparable",
     "check_headline",
+    "check_live",
     "check_trace",
+    "chosen_budgets",
     "compare_paired",
     "gain_by_kind",
     "holm",
@@ -55,9 +58,11 @@ __all__ = [
     "sweep_ar",
     "sweep_beam",
     "sweep_chains",
+    "sweep_live",
     "trace_limits",
     "trace_of_run",
     "trace_summary",
     "traces_table",
+    "whole_groups",
     "without_loops",
 ]

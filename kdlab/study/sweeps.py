@@ -57,6 +57,20 @@ def sweep_ar(field: DraftField) -> pd.DataFrame:
     return sweep_table(field, rows)
 
 
+def chosen_budgets(budget: object, default: Sequence[int]) -> list[int]:
+    """Return the tree budgets that a notebook's parameter `budget` names.
+
+    Args:
+        budget: None, one budget, or a list of them.
+        default: what None stands for.
+
+    Raises:
+        ArgumentError: no budget, one twice, or one that is no whole number from 1 to MAX_BUDGET.
+    """
+    named = default if budget is None else budget if isinstance(budget, list | tuple) else [budget]
+    return check_settings("budget", named, partial(check_int, minimum=1, maximum=MAX_BUDGET))
+
+
 def check_settings(name: str, values: object, check: Callable[[str, object], Number]) -> list[Number]:
     """Return `values`, each passed through `check(name, value)`; ArgumentError for no list, no value, or one twice."""
     if not isinstance(values, Iterable):

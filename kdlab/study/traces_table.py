@@ -13,7 +13,7 @@ from kdlab.study.controls import sweep_chains
 from kdlab.study.summary import summarize
 from kdlab.study.sweeps import sweep, sweep_ar
 from kdlab.study.traces_rounds import RoundTrace
-from kdlab.study.walk import COLUMNS
+from kdlab.study.walk import COLUMNS, rounds_row
 
 
 def traces_table(traces: RoundTrace | Sequence[RoundTrace]) -> pd.DataFrame:
@@ -89,22 +89,12 @@ def _rows(trace: RoundTrace) -> list[dict[str, Any]]:
     provenance, method, budget = trace.provenance, trace.method, trace.budget
     setting = float(provenance["width"] if method == "beam" and provenance.get("width") else budget)
     common = {name: provenance.get(name) for name in ACCEPTANCE_FIELDS} | {"top_k": provenance.get("top_k")}
-    arm = {"method": method, "setting": setting, "budget": budget, "rows": budget + 1, "truncated": False}
+    arm = {"method": method, "setting": setting, "budget": budget, "truncated": False}
     rows = []
     for index, prompt in enumerate(trace.prompts):
-        num_rounds, verified = len(prompt.accepted), [drafted + 1 for drafted in prompt.drafted]
-        rows.append({
-            **arm,
-            "prompt": index,
-            "prompt_id": prompt.prompt_id,
-            "kind": prompt.kind,
-            "num_rounds": num_rounds,
-            "tokens_per_round": (sum(prompt.accepted) + num_rounds) / num_rounds,
-            "round_lengths": [accepted + 1 for accepted in prompt.accepted],
-            "rows_per_round": sum(verified) / num_rounds,
-            "round_rows": verified,
-            "simulated": is_simulated(provenance, prompt.kind),
-            "engine": provenance.get("engine", "kdlab"),
-            **common,
-        })  # fmt: skip
+        place = {"prompt": index, "prompt_id": prompt.prompt_id, "kind": prompt.kind}
+        lengths = [accepted + 1 for accepted in prompt.accepted]
+        row = rounds_row(arm, place, lengths, [drafted + 1 for drafted in prompt.drafted])
+        simulated = is_simulated(provenance, prompt.kind)
+        rows.append({**row, "simulated": simulated, "engine": provenance.get("engine", "kdlab"), **common})
     return rows

@@ -73,19 +73,32 @@ def sweep_row(
     starts = walk_rounds(accepted, prompt.num_starts)
     lengths = accepted[starts].astype(np.int64) + 1
     rows = np.full(len(starts), arm["budget"] + 1) if verified is None else verified[starts]
+    place = {"prompt": prompt.prompt, "prompt_id": prompt.prompt_id, "kind": prompt.kind}
+    return rounds_row(arm, place, lengths.tolist(), rows.astype(np.int64).tolist())
+
+
+def rounds_row(
+    arm: Mapping[str, Any], place: Mapping[str, Any], lengths: Sequence[int], verified: Sequence[int]
+) -> dict[str, Any]:
+    """One row of a sweep table from rounds that are known, walked or live.
+
+    Args:
+        arm: as for `sweep_row`.
+        place: prompt (its index), prompt_id and kind.
+        lengths: tokens of each round, the bonus among them.
+        verified: rows of each round.
+    """
     return {
         **arm,
         # One dtype in every sweep, thresholds among them, so that tables concatenate.
         "setting": float(arm["setting"]),
         "rows": arm["budget"] + 1,
-        "prompt": prompt.prompt,
-        "prompt_id": prompt.prompt_id,
-        "kind": prompt.kind,
-        "num_rounds": len(starts),
-        "tokens_per_round": float(lengths.mean()) if len(starts) else float("nan"),
-        "round_lengths": lengths.tolist(),
-        "rows_per_round": float(rows.mean()) if len(starts) else float("nan"),
-        "round_rows": rows.astype(np.int64).tolist(),
+        **place,
+        "num_rounds": len(lengths),
+        "tokens_per_round": sum(lengths) / len(lengths) if lengths else float("nan"),
+        "round_lengths": list(lengths),
+        "rows_per_round": sum(verified) / len(verified) if verified else float("nan"),
+        "round_rows": list(verified),
     }
 
 

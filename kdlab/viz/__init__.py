@@ -20,6 +20,11 @@ from kdlab.viz.findings import (
 from kdlab.viz.kernel_explorer import KernelExplorer
 from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
+from kdlab.viz.live_sweep import LiveSweep
+from kdlab.viz.live_sweep_figure import plot_live_sweep
+from kdlab.viz.nsight import plot_busy_share, plot_stage_shares, plot_timeline
+from kdlab.viz.nsight_counters import plot_roofline, plot_stage_bytes, plot_tensor_use
+from kdlab.viz.nsight_words import counter_findings, round_findings
 from kdlab.viz.paired import paired_sentences, plot_paired
 from kdlab.viz.siblings import plot_after_sibling, sibling_findings
 from kdlab.viz.sweep import plot_budget_sweep, plot_cost, plot_speed, plot_tokens_per_round
@@ -35,6 +40,7 @@ __all__ = [
     "AcceptanceExplorer",
     "KernelExplorer",
     "LiveMargin",
+    "LiveSweep",
     "RoundViewer",
     "TreeExplorer",
     "acceptance_findings",
@@ -42,6 +48,7 @@ __all__ = [
     "best_sentence",
     "caption",
     "cost_findings",
+    "counter_findings",
     "depth_findings",
     "figure_of",
     "kind_findings",
@@ -53,6 +60,7 @@ __all__ = [
     "plot_acceptance_by_depth",
     "plot_after_sibling",
     "plot_budget_sweep",
+    "plot_busy_share",
     "plot_by_kind",
     "plot_bytes_read",
     "plot_calibration",
@@ -62,14 +70,21 @@ __all__ = [
     "plot_kernel_errors",
     "plot_kernel_growth",
     "plot_length_histogram",
+    "plot_live_sweep",
     "plot_missed_mass",
     "plot_paired",
     "plot_rank_heatmap",
+    "plot_roofline",
     "plot_rounds",
     "plot_speed",
+    "plot_stage_bytes",
+    "plot_stage_shares",
+    "plot_tensor_use",
+    "plot_timeline",
     "plot_tokens_per_round",
     "plot_trace",
     "png_bytes",
+    "round_findings",
     "round_title",
     "sibling_findings",
     "speed_findings",

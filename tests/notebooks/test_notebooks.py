@@ -28,7 +28,7 @@ FIGURES = {
     "00_start_here": {"00_draft_tree", "00_rounds"},
     "10_budget_sweep": {
         "10_tokens_per_round", "10_by_kind", "10_by_depth", "10_by_rank", "10_round_lengths", "10_calibration",
-        "10_trace", "10_cost", "10_budget_sweep",
+        "10_live", "10_trace", "10_cost", "10_budget_sweep",
     },
     "20_draft_trees": {
         "20_draft_tree", "20_by_depth", "20_by_rank", "20_after_sibling", "20_calibration", "20_missed_mass",
@@ -137,6 +137,7 @@ def test_smoke_runs_are_lossless_and_live_rounds_are_what_the_recording_predicts
     assert runs["00_start_here"].record["lossless"] is True
     record = runs["10_budget_sweep"].record
     assert record["live equals recording"] is True
+    assert record["live turns"] == 8
     assert record["best"]["budget"] in (7, 15)
     methods = [row["method"] for row in record["budget sweep"]]
     assert sorted(set(methods)) == ["ar", "chain", "ddtree"]

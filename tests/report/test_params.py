@@ -79,6 +79,10 @@ def test_two_parameter_cells_are_refused():
         ("width=1e-3", 1e-3),
         ("width='8'", "8"),
         ("width=[1,2]", [1, 2]),
+        ("width=1, 0.5", [1, 0.5]),
+        ("width=1,", "1,"),
+        ("width=1,wide", "1,wide"),
+        ("width='1,2'", "1,2"),
         ("width=wide", "wide"),
     ],
 )

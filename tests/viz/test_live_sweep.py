@@ -1,0 +1,163 @@
+"""The live sweep without a browser: in place, stopped, failed, closed; the thread that runs it never ends the process."""
+
+import os
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kdlab.errors import ArgumentError
+from kdlab.study import sweep, sweep_ar
+from kdlab.study.walk import COLUMNS
+from kdlab.viz import LiveSweep, figure_of, plot_live_sweep
+
+HOSTILE = "<script>document.title = 'owned'</script>"
+
+
+class Work:
+    """Turns of a sweep that come when the test lets them; `closed` says that nobody waits for more."""
+
+    def __init__(self, field, total=6):
+        self.tables = pd.concat([sweep(field, [3, 7]), sweep_ar(field)], ignore_index=True)
+        self.total, self.go, self.closed = total, threading.Semaphore(0), threading.Event()
+
+    def __iter__(self):
+        try:
+            for turn in range(self.total):
+                while not self.go.acquire(timeout=0.01):
+                    yield None
+                yield self.tables[self.tables["prompt"] == turn]
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture
+def work(field):
+    return Work(field)
+
+
+def until(truth):
+    late = time.monotonic() + 20
+    while not truth() and time.monotonic() < late:
+        time.sleep(0.005)
+    assert truth()
+
+
+def test_turns_update_number_and_curve_in_place_and_print_nothing(work, capsys):
+    live = LiveSweep(work, 6)
+    image, before = live.drawing, live.drawing.png
+    assert (live.state, live.result.shape) == ("ready", (0, len(COLUMNS)))
+    assert live.start() is live.start()
+    work.go.release()
+    until(lambda: live.done == 1 and "1 of 6" in live.words.value)
+    assert live.state == "running"
+    assert "about" in live.words.value
+    assert live.bar.value == 1
+    work.go.release(5)
+    table = live.wait()
+    assert (live.state, live.bar.value, live.bar.bar_style) == ("done", 6, "success")
+    pd.testing.assert_frame_equal(table, work.tables.sort_values("prompt", kind="stable").reset_index(drop=True))
+    assert live.drawing is image
+    assert image.png.startswith(b"\x89PNG")
+    assert image.png != before
+    assert "6 of 6 turns" in image.words
+    assert live.button.disabled
+    assert capsys.readouterr() == ("", "")
+
+
+def test_stopped_it_keeps_whole_turns_and_its_twin_shows_them(work):
+    live = LiveSweep(work, 6).start()
+    work.go.release(2)
+    until(lambda: live.done == 2)
+    live.button.click()
+    table = live.wait()
+    assert work.closed.wait(20)
+    assert live.state == "stopped"
+    assert sorted(set(table["prompt"])) == [0, 1]
+    assert table.groupby(["method", "setting"])["prompt"].nunique().tolist() == [2, 2, 2]
+    assert live.static().get_title(loc="left") == "Live rounds, 2 of 6 turns"
+    pd.testing.assert_frame_equal(live.wait(), table)
+
+
+def test_stopped_before_the_first_turn_there_is_an_empty_table(work):
+    live = LiveSweep(work, 6)
+    live.stop()
+    assert live.wait().empty
+    assert live.state == "stopped"
+    assert live.static().get_title(loc="left") == "Live rounds, 0 of 6 turns"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(f"CUDA out of memory. {HOSTILE}\nmore"), SystemExit(3)], ids=repr)
+def test_an_error_is_shown_and_raised_again_and_what_was_there_stays(work, error, capsys):
+    held = []
+
+    def failing():
+        buffer = np.zeros(10)
+        held.append(weakref.ref(buffer))
+        yield from ()
+        yield next(iter(work))
+        yield work.tables[work.tables["prompt"] == 0]
+        raise error
+
+    live = LiveSweep(failing(), 6)
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            live.wait()
+        assert caught.value is error
+    assert (live.state, live.bar.bar_style) == ("failed", "danger")
+    assert f"failed after 1 of 6 turns: {type(error).__name__}" in live.words.value
+    assert "<script" not in live.words.value
+    assert len(live.result) == 3
+    assert held[0]() is None  # the buffers of the work are gone although the error lives
+    assert capsys.readouterr() == ("", "")
+
+
+def test_closed_it_ends_its_work(work):
+    live = LiveSweep(work, 6).start()
+    work.go.release()
+    until(lambda: live.done == 1)
+    live.close()
+    assert work.closed.is_set()
+    assert live.state == "stopped"
+    assert len(live.result) == 3
+
+
+def test_an_interruption_of_wait_stops_it(work):
+    live = LiveSweep(work, 6)
+    work.go.release()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        live.wait()
+    assert work.closed.is_set()
+    assert live.state == "stopped"
+
+
+def test_a_curve_that_cannot_be_drawn_fails_the_sweep_and_not_the_process(work, monkeypatch):
+    live = LiveSweep(work, 6)
+    work.go.release(6)
+    monkeypatch.setattr(live, "static", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        live.wait()
+    assert live.state == "failed"
+
+
+def test_marks_stand_on_the_predicted_curve_and_every_line_has_a_name(field, table):
+    from kdlab.study import summarize
+
+    predicted = summarize(table, num_resamples=20)
+    ax = plot_live_sweep(table[table["setting"].isin([0, 3])], predicted, provenance={"pair": "toy"})
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert {"DDTree", "AR", "line: predicted by the recording"} <= set(names)
+    assert any(name.startswith("adaptive chain") for name in names)
+    assert "toy" in " ".join(text.get_text() for text in ax.texts)
+    assert figure_of(plot_live_sweep(table.head(0))).axes
+
+
+@pytest.mark.parametrize("total", [0, -1, 1.5, "6"])
+def test_a_total_that_is_no_count_is_refused(total):
+    with pytest.raises(ArgumentError, match="total"):
+        LiveSweep([], total)
