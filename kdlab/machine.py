@@ -1,5 +1,6 @@
 """Facts about the machine a result was made on; a fact that cannot be learned is None, never a guess."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -75,6 +76,31 @@ def gpu_state(device: torch.device | None = None) -> dict[str, float | None]:
 
     values = (clock("NVML_CLOCK_SM"), clock("NVML_CLOCK_MEM"), _ask_nvml(device, temperature))
     return dict(zip(GPU_STATE_FIELDS, values, strict=True))
+
+
+def link_facts(device: torch.device | None = None) -> dict[str, Any]:
+    """Return what a run over several GPUs goes by: NCCL's version and the links of its own GPU; None each without one.
+
+    Returns:
+        `nccl`, `nvlinks` (of the GPU, that are up) and `peer_access` (to the memory of every other visible GPU).
+    """
+    if not _uses_gpu(device):
+        return dict.fromkeys(("nccl", "nvlinks", "peer_access"))
+
+    def nvlinks(nvml: Any, gpu: Any) -> int | None:
+        states = []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            with contextlib.suppress(nvml.NVMLError):  # the GPU has fewer
+                states.append(int(nvml.nvmlDeviceGetNvLinkState(gpu, link)))
+        return sum(states) if states else None
+
+    own = _index(device)
+    others = (index for index in range(torch.cuda.device_count()) if index != own)
+    return {
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nvlinks": _ask_nvml(device, nvlinks),
+        "peer_access": all(torch.cuda.can_device_access_peer(own, other) for other in others),
+    }
 
 
 def _uses_gpu(device: torch.device | None) -> bool:

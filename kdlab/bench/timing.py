@@ -15,6 +15,7 @@ import torch
 from kdlab.checks import check_float, check_int
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.kernels.capture import capture
+from kdlab.model.ranks import ONE_RANK, Ranks
 
 Call = Callable[[], object]
 
@@ -127,10 +128,13 @@ def make_pass(calls: Sequence[Call], *, warmup: int = 1, graph: bool = True) -> 
     return Pass(run, len(calls), calls)
 
 
-def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]:
-    """Time passes in turns for so many seconds, half of them rest: the other part of `interleaved`."""
+def sample(passes: Mapping[str, Pass], seconds: float, ranks: Ranks = ONE_RANK) -> dict[str, list[float]]:
+    """Time passes in turns for so many seconds, half of them rest: the other part of `interleaved`.
+
+    Of several ranks each makes this call with the same passes; they begin together, and all get the slowest's samples.
+    """
     names = list(passes)
-    once = dict(zip(names, _event_times_us([passes[name].run for name in names]), strict=True))
+    once = dict(zip(names, _times_together([passes[name].run for name in names], ranks), strict=True))
     turn_us = sum(once.values())
     warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
     turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(5e5 * seconds / turn_us) - warm))
@@ -138,7 +142,7 @@ def sample(passes: Mapping[str, Pass], seconds: float) -> dict[str, list[float]]
     times = []
     burst = max(1, min(_BURST_RUNS, int(_BURST_US * len(names) / turn_us)))
     for first in range(0, len(order), burst):
-        times += _event_times_us([passes[name].run for name in order[first : first + burst]])
+        times += _times_together([passes[name].run for name in order[first : first + burst]], ranks)
         _rest(sum(times[first:]))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
@@ -171,6 +175,14 @@ def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
 def _rest(us: float) -> None:
     """Leave the device idle for as long as it has worked; what it did on the host's clock needs none of that."""
     time.sleep(1e-6 * min(us, 2.0 * _BURST_US))
+
+
+def _times_together(runs: Sequence[Call], ranks: Ranks) -> list[float]:
+    """Time runs that the streams of all ranks begin at one moment; ranks that decide by the times decide alike."""
+    if ranks.group is None:
+        return _event_times_us(runs)
+    meeting = torch.zeros(1, device=ranks.device)
+    return ranks.largest(_event_times_us([lambda: ranks.all_reduce(meeting, "check"), *runs])[1:])
 
 
 def _event_times_us(runs: Sequence[Call]) -> list[float]:

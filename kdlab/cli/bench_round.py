@@ -1,46 +1,164 @@
-"""`kdlab bench round`: a round of Kimi K2.6 at its true shapes."""
+"""`kdlab bench round`: a round of Kimi K2.6 at its true shapes; `bench collectives`: what its ranks exchange."""
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import Progress, print_json, print_table, say
+from kdlab.cli.ranks import add_gpu_option, join_gpus, require_gpus, run_on_ranks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kdlab.model.ranks import Ranks
+
+
+def add_bench_round(benchmarks: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `round` and `collectives` to the benchmarks; `add_verb` makes the parser of one."""
+    examples = """
+        kdlab bench round
+        kdlab bench round --experts ep
+        kdlab bench round --ranks 1 --layers 4
+        kdlab bench round --seconds 400 --out data/recorded/rounds-h200.parquet
+        kdlab bench round --gpus 4 --collectives all-reduce.parquet --out data/recorded/rounds-4gpu.parquet
+        kdlab bench round --read data/recorded/rounds-4gpu.parquet
+    """
+    text = "Time rounds of Kimi K2.6 at its true shapes, random weights: one rank's slice on this GPU, or real ranks."
+    parser = add_verb(benchmarks, "round", run_bench_round, text, examples)
+    parser.add_argument("--model", default="k2.6", choices=("k2.6",), help="whose shapes (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="whose slice (default: %(default)s)")
+    add_gpu_option(parser)
+    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the target (default: all 61)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="no point begins later (default: %(default)s)")
+    parser.add_argument("--read", nargs="+", metavar="FILE", help="time nothing: print the tables of recorded rows")
+    times = "recorded by `kdlab bench collectives`, for rounds of several GPUs (default: the shipped ones, if any)"
+    parser.add_argument("--collectives", metavar="FILE", help=times)
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    examples = """
+        kdlab bench collectives --gpus 2
+        kdlab bench collectives --gpus 4 --seconds 20 --out all-reduce.parquet
+    """
+    text = "Time the all-reduces and gatherings of Kimi K2.6's rounds over several GPUs, in captured chains."
+    parser = add_verb(benchmarks, "collectives", run_bench_collectives, text, examples)
+    add_gpu_option(parser)
+    parser.set_defaults(gpus=2)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for all of it (default: %(default)s)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
 
 
 def run_bench_round(arguments: argparse.Namespace) -> int:
-    """Time rounds of one rank's slice; print a line a point, the slowest stages against their floors, the goals."""
-    from kdlab.bench import write_rows
-    from kdlab.bench.full_width.suite import bench_round
-    from kdlab.bench.full_width.table import point_table, stage_table, verdict_lines
+    """Time rounds; print a line a point, the slowest stages against floors, the goals, and ranks against a slice."""
+    from kdlab.bench import read_rows, write_rows
 
+    if arguments.read:
+        return _tell(arguments, read_rows(*arguments.read), ())
+    if arguments.gpus > 1:
+        require_gpus(arguments.gpus, "bench round")
+    if (status := run_on_ranks(arguments, "gpus")) is not None:
+        return status
+    from kdlab.bench.full_width.suite import bench_round
+
+    running = None if arguments.gpus == 1 else join_gpus(arguments.gpus, arguments.experts)
     found = bench_round(
         ranks=arguments.ranks,
         experts=arguments.experts,
+        running=running,
         layers=arguments.layers,
         seconds=arguments.seconds,
-        progress=Progress("bench round", "points"),
+        progress=_progress(running, "bench round", "points"),
     )
+    if _leave(running) > 0:  # all ranks have the same rows, the first one tells of them
+        return 0
     if found.rows.empty:
         for line in found.messages:
             say(line)
         return 1
     if arguments.out:
         write_rows(found.rows, arguments.out)
-    points, stages = point_table(found.rows), stage_table(found.rows)
-    verdicts = verdict_lines(points)
+    return _tell(arguments, found.rows, found.messages)
+
+
+def run_bench_collectives(arguments: argparse.Namespace) -> int:
+    """Time collectives over several GPUs; print a line a case."""
+    from kdlab.checks import check_int
+
+    check_int("--gpus", arguments.gpus, minimum=2)
+    require_gpus(arguments.gpus, "bench collectives")
+    if (status := run_on_ranks(arguments, "gpus")) is not None:
+        return status
+    from kdlab.bench import write_rows
+    from kdlab.bench.collectives import bench_collectives, collective_table
+
+    running = join_gpus(arguments.gpus)
+    progress = _progress(running, "bench collectives", "cases")
+    rows = bench_collectives(running, seconds=arguments.seconds, progress=progress)
+    if _leave(running) > 0:
+        return 0
+    if arguments.out:
+        write_rows(rows, arguments.out)
+    table = collective_table(rows).to_dict("records")
     if arguments.json:
-        documents = {"points": points, "stages": stages}
+        print_json({"rows": table})
+    else:
+        print_table([_printed(row) for row in table])
+    return 0
+
+
+def _leave(running: "Ranks | None") -> int:
+    """Take leave of the other ranks; returns which rank this one was."""
+    if running is None:
+        return 0
+    running.close()
+    return running.rank
+
+
+def _progress(running: "Ranks | None", name: str, things: str) -> Progress | None:
+    return Progress(name, things) if running is None or running.rank == 0 else None
+
+
+def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[str, ...]) -> int:
+    from kdlab.bench.full_width.table import point_table, stage_table, verdict_lines
+
+    points, stages = point_table(rows), stage_table(rows)
+    ranks, verdicts = _rank_table(arguments, points, rows)
+    verdicts = [*verdict_lines(points), *verdicts]
+    if arguments.json:
+        documents = {"points": points, "stages": stages, "ranks": ranks}
         plain = {name: table.astype(object).where(table.notna(), None).to_dict("records")
-                 for name, table in documents.items()}  # fmt: skip
-        print_json(plain | {"verdicts": verdicts, "messages": found.messages})
+                 for name, table in documents.items() if table is not None}  # fmt: skip
+        print_json(plain | {"verdicts": verdicts, "messages": messages})
         return 0
     print_table([_printed(row) for row in points.to_dict("records")])
-    print()
-    slow = stages.groupby("stage")[["us", "floor_us", "over_us"]].mean().sort_values("over_us", ascending=False)
-    print("stages, mean over the points")
-    print_table([{"stage": name, **{key: f"{value:9.1f}" for key, value in row.items()}} for name, row in
-                 slow.head(12).iterrows()])  # fmt: skip
-    for line in [*verdicts, *found.messages]:
+    if not stages.empty:
+        slow = stages.groupby("stage")[["us", "floor_us", "over_us"]].mean().sort_values("over_us", ascending=False)
+        print("\nstages, mean over the points")
+        print_table([{"stage": name, **{key: f"{value:9.1f}" for key, value in row.items()}} for name, row in
+                     slow.head(12).iterrows()])  # fmt: skip
+    if ranks is not None:
+        print("\nrounds over several GPUs, and the slice of one rank with the collectives added")
+        print_table([_printed(row) | {"difference": f"{row['difference']:+.1%}"} for row in ranks.to_dict("records")])
+    for line in [*verdicts, *messages]:
         print(line)
     return 0
+
+
+def _rank_table(
+    arguments: argparse.Namespace, points: "pd.DataFrame", rows: "pd.DataFrame"
+) -> "tuple[pd.DataFrame | None, list[str]]":
+    """Return the comparison of real ranks with a slice, and what is to be said of it."""
+    from kdlab.bench import read_rows
+    from kdlab.bench.collectives import RECORDED
+    from kdlab.bench.full_width.rank_table import rank_table, rank_verdict
+
+    if (points["gpus"] == 1).all():
+        return None, []
+    recorded = Path(arguments.collectives) if arguments.collectives else RECORDED
+    if not arguments.collectives and not recorded.exists():
+        return None, [f"slice + collectives: not compared, there is no {recorded.name}; see --collectives"]
+    table = rank_table(rows, read_rows(recorded))
+    return table, [rank_verdict(table)]
 
 
 def _printed(row: dict[str, object]) -> dict[str, str]:

@@ -155,7 +155,7 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("--ops", type=_names, metavar="OP,...", help="(default: all)")
     parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
-    _add_bench_round(benchmarks)
+    bench_round.add_bench_round(benchmarks, _add_verb)
     _add_bench_rounds(benchmarks)
     examples = """
         kdlab bench counters
@@ -172,23 +172,6 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("first", metavar="FIRST")
     parser.add_argument("second", metavar="SECOND")
     parser.add_argument("--tolerance", type=float, default=0.05, help="as a share (default: %(default)s)")
-
-
-def _add_bench_round(benchmarks: Any) -> None:
-    examples = """
-        kdlab bench round
-        kdlab bench round --experts ep
-        kdlab bench round --ranks 1 --layers 4
-        kdlab bench round --seconds 400 --out data/recorded/rounds-h200.parquet
-    """
-    text = "Time rounds of Kimi K2.6 at its true shapes, random weights, one rank's slice on this GPU."
-    parser = _add_verb(benchmarks, "round", bench_round.run_bench_round, text, examples)
-    parser.add_argument("--model", default="k2.6", choices=("k2.6",), help="whose shapes (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="whose slice (default: %(default)s)")
-    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
-    parser.add_argument("--layers", type=int, metavar="N", help="of the target (default: all 61)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="no point begins later (default: %(default)s)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
 
 
 def _add_bench_rounds(benchmarks: Any) -> None:

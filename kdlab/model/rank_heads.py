@@ -35,9 +35,9 @@ def top_over_ranks(ranks: Ranks, logits: Tensor, k: int, impl: str) -> TopK:
     if ranks.size == 1:
         return draft_topk(logits, k, impl=impl)
     first_id = ranks.rank * logits.shape[-1]
-    shards = _gather(ranks, draft_topk_shard(logits, k, first_id=first_id, impl=impl))
-    if ranks.group is None:  # a slice that is timed alone stands for all ranks, whose tokens differ
-        others = torch.arange(ranks.size, dtype=torch.int32, device=logits.device) * logits.shape[-1] - first_id
+    shards = gather_fields(ranks, draft_topk_shard(logits, k, first_id=first_id, impl=impl))
+    if ranks.missing:  # a copy stands for a rank that has other tokens
+        others = ranks.shifts(logits.device) * logits.shape[-1]
         shards = shards._replace(token_ids=shards.token_ids + others[:, None, None, None])
     return merge_topk(shards, impl=impl)
 
@@ -65,7 +65,8 @@ def sample_over_ranks(
     if ranks.size == 1:
         return target_sample(logits, **draw)
     first_id = ranks.rank * logits.shape[-1]
-    candidates = merge_candidates(_gather(ranks, target_sample_shard(logits, first_id=first_id, **draw)), impl=impl)
+    own = target_sample_shard(logits, first_id=first_id, **draw)
+    candidates = merge_candidates(gather_fields(ranks, own), impl=impl)
     mass = None
     if temperature > 0.0 and top_p < 1.0:
         mass = top_p_mass_shard(logits, candidates, first_id=first_id, temperature=temperature, impl=impl)
@@ -73,8 +74,8 @@ def sample_over_ranks(
     return choose_token(candidates, mass, top_p=top_p, impl=impl)
 
 
-def _gather(ranks: Ranks, own: _Shard) -> _Shard:
-    """Return the fields of every rank's shard, stacked; they travel as the bytes of one message."""
+def gather_fields(ranks: Ranks, own: _Shard) -> _Shard:
+    """Return the fields of every rank's shard, stacked [size, ...]; they travel as the bytes of one message."""
     fields = sorted(own._asdict().items(), key=lambda item: -item[1].element_size())  # wide ones first: all lie aligned
     pieces = [field.flatten().view(torch.uint8) for _, field in fields]
     size = sum(piece.numel() for piece in pieces)

@@ -8,8 +8,8 @@ collective's result is decided alike everywhere.
 import gc
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -37,6 +37,8 @@ class Ranks:
         group: over which they talk; None for one rank, or for one slice of several that is timed alone.
         calls: collectives so far by kind: "embedding", "attention", "mlp", "drafter", "head", "vocabulary", "check".
         watch: ends this process when another rank dies.
+        missing: of the ranks, the last ones, which do not run; copies of the others' parts stand for theirs.
+        device: that the group sends from; None is the CPU.
     """
 
     rank: int = 0
@@ -45,6 +47,8 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     calls: Counter[str] = field(default_factory=Counter)
     watch: RankWatch | None = None
+    missing: int = 0
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         check_choice("experts", self.experts, EXPERT_MODES)
@@ -54,7 +58,23 @@ class Ranks:
     @classmethod
     def slice_of(cls, rank: int, size: int, experts: str = "tp") -> "Ranks":
         """Return one rank of `size` without the others: its shapes and its work; collectives do nothing."""
-        return cls(rank, size, experts)
+        return cls(rank, size, experts, missing=size - 1)
+
+    def among(self, size: int) -> "Ranks":
+        """Return these ranks as the first of `size`: they share the work as so many would, and the others are missing.
+
+        What such ranks decode means nothing, as summands are missing; it takes them the time of one among `size`.
+
+        Raises:
+            ArgumentError: fewer than they are.
+        """
+        check_int("ranks", size, minimum=self.size)
+        return replace(self, size=size, missing=size - self.size)
+
+    def shifts(self, device: torch.device) -> Tensor:
+        """Return how far each part of `all_gather` is from the rank that it came from, [size] i32: 0 unless copied."""
+        every = torch.arange(self.size, dtype=torch.int32, device=device)
+        return every - (self.rank if self.group is None else every % (self.size - self.missing))
 
     def span(self, total: int, unit: int = 1, *, name: str = "size") -> slice:
         """Return this rank's equal part of `total`, in whole units.
@@ -89,24 +109,37 @@ class Ranks:
         return x
 
     def all_gather(self, x: Tensor, kind: str) -> Tensor:
-        """Return the x [...] of every rank as [size, ...]; without a group this rank's own, size times."""
+        """Return the x [...] of every rank as [size, ...]; of missing ones a copy of another's."""
         if self.size > 1:
             self.calls[kind] += 1
         if self.group is None:
             return x.expand(self.size, *x.shape)
-        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        running = self.size - self.missing
+        out = x.new_empty(running * x.shape[0], *x.shape[1:])
         try:
             _all_gather(out, x.contiguous(), group=self.group)
         except RuntimeError:
             self._end_with_the_lost()
             raise
-        return out.view(self.size, *x.shape)
+        parts = out.view(running, *x.shape)
+        return parts.repeat(-(-self.size // running), *[1] * x.dim())[: self.size] if self.missing else parts
 
     def join(self, x: Tensor, kind: str) -> Tensor:
         """Return the columns [..., size * n] of all ranks' x [..., n], in the order of the ranks."""
         if self.size == 1:
             return x
         return self.all_gather(x, kind).movedim(0, -2).flatten(-2)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all ranks' values, one by one: what each found for itself, all decide by alike.
+
+        Args:
+            values: as many on every rank.
+        """
+        if self.group is None:
+            return list(values)
+        own = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return self.all_gather(own, "check").amax(0).tolist()
 
     def check_same(self, values: Mapping[str, object], device: torch.device) -> None:
         """Check that each value reads the same on every rank: ranks that differ would wait for one another.
@@ -172,7 +205,8 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     elif dist.get_backend() != backend:
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
-    return Ranks(rank, size, experts, dist.group.WORLD, watch=RankWatch.of_process(rank, size, timeout))
+    watch = RankWatch.of_process(rank, size, timeout)
+    return Ranks(rank, size, experts, dist.group.WORLD, watch=watch, device=chosen)
 
 
 def _start_group(backend: str, device: torch.device) -> None:

@@ -95,7 +95,7 @@ def refusal(pair, prompt="abc", **options):
 
 
 def calls_of_a_round(pair, name):
-    engine = start(pair, golden_prompts()[:2], max_new_tokens=NUM_TOKENS, **CASES[name])
+    engine = start(pair, golden_prompts()[:2], max_new_tokens=NUM_TOKENS, graph="off", **CASES[name])
     pair.ranks.calls.clear()
     engine.step()
     return pair.ranks.calls.copy()
@@ -155,24 +155,29 @@ def test_ranks_record_the_field_of_one_and_refuse_to_disagree(tmp_path):
         assert said == [f"{name}: {differ}" for name in [*names, "target's config", "drafter's config"]]
 
 
-def lose_rank_1(rank, how, device="cpu"):
-    """Decode, but rank 1 is gone in the middle of a round, before the sum of a layer."""
+def lose_rank_1(rank, how, device="cpu", graph="off"):
+    """Decode, but rank 1 is gone in the middle of a round, before the sum of a layer, or of a captured one."""
     pair = kdlab.load_pair("tiny", ranks=2, device=device)
     pair.ranks.watch.patience_s = PATIENCE_S
-    engine = start(pair, golden_prompts()[:1], max_new_tokens=NUM_TOKENS, graph="off")
+    engine = start(pair, golden_prompts()[:1], max_new_tokens=NUM_TOKENS, graph=graph)
     engine.step()
     sums, whole = [], Ranks.all_reduce
+
+    def lose():
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exited":
+            sys.exit(1)
+        raise MemoryError("no room")
 
     def last_sum(self, x, kind):
         sums.append(kind)
         if self.rank == 1 and sums.count("mlp") == 2:
-            if how == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if how == "exited":
-                sys.exit(1)
-            raise MemoryError("no room")
+            lose()
         return whole(self, x, kind)
 
+    if graph == "on" and rank == 1:
+        lose()
     Ranks.all_reduce = last_sum
     while not engine.done:
         engine.step()

@@ -1,7 +1,8 @@
 """One point of the full-width benchmark: a round of given rows, streams and context, whole and stage by stage."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings, make_settings
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
+from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.study.step_cost import Step
 
 _SPARE_ROWS = 4096  # rounds that are timed commit rows behind the context
@@ -44,6 +46,7 @@ class Measured:
     whole: list[float]  # the round as one graph
     loop_us: float  # a round in the engine's loop of launch, copy to the host and read
     stages: dict[str, list[float]]  # each alone, with all its calls; empty where they were not asked for
+    alone: list[float]  # of several GPUs: the round without its collectives, of the slowest rank
 
     @property
     def case(self) -> dict[str, Any]:
@@ -52,17 +55,29 @@ class Measured:
 
 
 def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> Measured:
-    """Time one point.
+    """Time one point; of several ranks that run, each makes this call.
 
     Args:
         pair: of `random_pair`.
         point: what is asked; one row is AR, more are DDTree.
-        stages: time every stage alone too.
+        stages: time every stage alone too, on one GPU.
         seconds: for the round, and for each stage.
 
     Raises:
         torch.OutOfMemoryError, UnsupportedDevice: its caches do not fit beside the weights.
     """
+    (one, step), ranks = rounds_at(pair, point), pair.ranks
+    by_stage = one.stages(seconds) if stages else {}
+    whole, loop_us = one.whole(seconds, ranks), one.loop_us()
+    alone = []
+    if ranks.group is not None:
+        with without_collectives(pair):
+            alone = one.whole(seconds, ranks)
+    return Measured(point, step, whole, loop_us, by_stage, alone)
+
+
+def rounds_at(pair: Pair, point: Point) -> tuple["Rounds", Step]:
+    """Return the round of a point, its routing planned, and what a step of it is asked for."""
     settings = make_settings(
         pair,
         point.streams,
@@ -85,13 +100,27 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> 
         committed=1,  # random weights accept nothing
     )
     plan_routing(pair.target, step.tokens, step.distinct)
-    one = _Rounds(pair, settings, point.context)
-    alone = one.stages(seconds) if stages else {}
-    whole = one.whole(seconds)
-    return Measured(point, step, whole, one.loop_us(), alone)
+    return Rounds(pair, settings, point.context), step
 
 
-class _Rounds:
+@contextlib.contextmanager
+def without_collectives(pair: Pair) -> Iterator[None]:
+    """Let every rank run its slice alone inside: the same weights and shapes, and nothing is exchanged."""
+    ranks = pair.ranks
+    models = [model for model in (pair.target, pair.drafter) if model is not None]
+    modules = (module for model in models for module in model.modules())
+    holders: list[Any] = [module for module in modules if vars(module).get("ranks") is ranks]
+    alone = Ranks.slice_of(ranks.rank, ranks.size, ranks.experts)
+    try:
+        for module in holders:
+            module.ranks = alone
+        yield
+    finally:
+        for module in holders:
+            module.ranks = ranks
+
+
+class Rounds:
     """A round whose streams stand at a context of random rows."""
 
     def __init__(self, pair: Pair, settings: Settings, context: int) -> None:
@@ -130,12 +159,12 @@ class _Rounds:
             found[name] = sample({"": Pass(segments.chain(name, times), times, ())}, seconds)[""]
         return found
 
-    def whole(self, seconds: float) -> list[float]:
-        """Return samples of the round as one graph."""
+    def whole(self, seconds: float, ranks: Ranks = ONE_RANK) -> list[float]:
+        """Return samples of the round as one graph, of `ranks` that time it together."""
         self.round.streams.running.fill_(False)
         self.round.capture()
         self.place()
-        return sample({"": Pass(self._again, 1, ())}, seconds)[""]
+        return sample({"": Pass(self._again, 1, ())}, seconds, ranks)[""]
 
     def _again(self) -> None:
         self.round.streams.start.fill_(self.context)

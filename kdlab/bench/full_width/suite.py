@@ -16,7 +16,7 @@ from kdlab.bench.timing import require_gpu
 from kdlab.checks import check_float, check_int
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import UnsupportedDevice
-from kdlab.machine import gpu_state
+from kdlab.machine import gpu_state, link_facts
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
 from kdlab.paths import K26_SHAPES
@@ -47,49 +47,65 @@ def points() -> list[tuple[Point, bool]]:
     return found + [(point, point.g < 1.0 and point.context == CONTEXTS[0]) for point in more]
 
 
+def rank_points() -> list[tuple[Point, bool]]:
+    """Return the points of several GPUs, no stage alone: AR, 9, 33 and 65 rows of 1 and 8 streams, then the others."""
+    first = [Point(rows, streams, CONTEXTS[0], ROUTINGS[0]) for streams in (1, 8) for rows in (1, 9, 33, 65)]
+    others = [point for point, _ in points() if point.context in CONTEXTS[:2] and point not in first]
+    return [(point, False) for point in [*first, *others]]
+
+
 def bench_round(
     *,
     ranks: int = 8,
     experts: str = "tp",
+    running: Ranks | None = None,
     layers: int | None = None,
     seconds: float = 300.0,
     chosen: Sequence[tuple[Point, bool]] | None = None,
     progress: Progress | None = None,
 ) -> RoundBench:
-    """Time rounds of Kimi K2.6 at its true shapes: one rank's slice on one GPU, with random weights.
+    """Time rounds of Kimi K2.6 at its true shapes, with random weights: one rank's slice on this GPU, or real ranks.
 
-    Collectives are modelled, not run: 8 microseconds each, in a row of their own. Routing is planned so that the rows
-    touch U = 384 (1 - (1 - 8/384)^(S n^g)) experts a layer.
+    Of one slice collectives are modelled, not run: 8 microseconds each, in a row of their own. Real ranks run theirs
+    inside the round, and the round once more without them. Routing is planned so that the rows touch
+    U = 384 (1 - (1 - 8/384)^(S n^g)) experts a layer.
 
     Args:
         ranks: whose slice is made; 1 makes whole layers.
-        experts: "tp" or "ep".
+        experts: "tp" or "ep", which those of `running` have too.
+        running: from `init_ranks`: the first slices of `ranks` are made, one each, and these ranks talk to one another;
+            every one makes this call. None makes one slice.
         layers: of the target; None takes all 61, which fit one GPU from 8 ranks on.
         seconds: no point is begun after it.
-        chosen: (point, with its stages); None takes `points()`.
+        chosen: (point, with its stages); None takes `points()`, or of real ranks `rank_points()`.
         progress: called with (points done, points in all).
 
     Raises:
-        UnsupportedDevice: no GPU, or no room for the weights.
+        UnsupportedDevice: no GPU, or no room for the weights; on real ranks, or for a point.
         ArgumentError: ranks do not divide the model, or an argument is out of range.
     """
     require_gpu("bench round")
     seconds, begin = check_float("seconds", seconds, above=0.0), time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device())
-    pair = _pair(ranks, experts, layers, device)
+    place = Ranks.slice_of(0, ranks, experts) if running is None else running.among(ranks)
+    pair = k26_pair(place, layers, device)
     ceilings, before = measure_ceilings(), gpu_state(device)
     provenance = run_provenance(
         device=device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
         drafter_sha256=pair.drafter_sha256, ranks=ranks, experts=experts, graph="graph", impl="auto",
+        gpus=ranks - place.missing, **({} if running is None else link_facts(device)),
     )  # fmt: skip
-    wanted, rows, messages = list(points() if chosen is None else chosen), [], []
+    every = points if running is None else rank_points
+    wanted, rows, messages = list(every() if chosen is None else chosen), [], []
     for done, (point, with_stages) in enumerate(wanted):
-        if time.monotonic() - begin > seconds:
+        if place.largest([time.monotonic() - begin])[0] > seconds:
             messages.append(f"out of time: {len(wanted) - done} points left out, from {point}")
             break
         try:
             rows += _rows(pair, measure(pair, point, stages=with_stages), ceilings, provenance)
         except (torch.OutOfMemoryError, UnsupportedDevice) as error:
+            if place.group is not None:  # the others are inside the round
+                raise
             messages.append(f"{point}: left out, {str(error).splitlines()[0]}")
         torch.cuda.empty_cache()
         if progress is not None:
@@ -98,14 +114,15 @@ def bench_round(
     return RoundBench(rows_frame([row | state for row in rows]), tuple(messages))
 
 
-def _pair(ranks: int, experts: str, layers: int | None, device: torch.device) -> Pair:
+def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
+    """Return a rank's slice of Kimi K2.6 and its drafter with random weights, of all layers or the first `layers`."""
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
     if layers is not None:
         check_int("layers", layers, minimum=1, maximum=target.num_hidden_layers)
         taps = tuple(layer * (layers - 1) // (target.num_hidden_layers - 1) for layer in drafter.target_layer_ids)
         target = replace(target, num_hidden_layers=layers)
         drafter = replace(drafter, num_target_layers=layers, target_layer_ids=taps)
-    return random_pair(target, drafter, ranks=Ranks.slice_of(0, ranks, experts), device=device)
+    return random_pair(target, drafter, ranks=ranks, device=device)
 
 
 def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,15 +139,21 @@ def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str,
         "streams": found.point.streams,
         "context": found.point.context,
     }
-    case = found.case | {"layers": config.num_hidden_layers}
+    gpus = pair.ranks.size - pair.ranks.missing
+    case = found.case | {"layers": config.num_hidden_layers, "gpus": gpus}
+    note = "one CUDA graph" if not found.alone else f"one CUDA graph, collectives of {gpus} of {pair.ranks.size} ranks"
     rows = [
-        bench_row("round", "round", "us", case=case, samples=found.whole, note="one CUDA graph", **columns),
+        bench_row("round", "round", "us", case=case, samples=found.whole, note=note, **columns),
         bench_row("round", "floor", "us", case=case, value=sum(floors.values()), **columns),
         bench_row("round", "loop", "us", case=case, value=found.loop_us, note="launch, copy, read", **columns),
     ]
-    calls = _collectives(config, drafter, found)
-    note = f"{calls} collectives, modelled at {ALL_REDUCE_US:g} us each"
-    rows.append(bench_row("round", "collectives", "us", case=case, value=ALL_REDUCE_US * calls, note=note, **columns))
+    if found.alone:
+        note = "the round without its collectives"
+        rows.append(bench_row("round", "slice", "us", case=case, samples=found.alone, note=note, **columns))
+    else:
+        calls = all_reduces(config, drafter, found.step)[0]
+        us, note = ALL_REDUCE_US * calls, f"{calls} collectives, modelled at {ALL_REDUCE_US:g} us each"
+        rows.append(bench_row("round", "collectives", "us", case=case, value=us, note=note, **columns))
     for name, samples in found.stages.items():
         staged = case | {"stage": name}
         rows.append(bench_row("round", "stage", "us", case=staged, samples=samples, **columns))
@@ -143,6 +166,3 @@ def _floor_us(stage: Stage, ceilings: Ceilings) -> float:
     rates = {"bytes_per_s": 1e12 * ceilings["read"], "flops_per_s": 1e12 * ceilings["matrix"]}
     return stage.floor_us(**rates, launch_us=LAUNCH_US)
 
-
-def _collectives(config: TargetConfig, drafter: DrafterConfig | None, found: Measured) -> int:
-    return all_reduces(config, drafter, found.step)[0]

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pandas as pd
 
-_KEYS = ["rows", "streams", "context", "g", "experts", "ranks", "layers"]
+KEYS = ["rows", "streams", "context", "g", "experts", "ranks", "layers", "gpus"]
+"""What tells points apart; `gpus` of `ranks` ran."""
 GOALS = ((33, 1.35), (8, 1.45), (1, 1.6))
 """(rows from, most that the sum of stages may be over the sum of floors), for contexts to 8,192."""
 GOAL_CONTEXT, GOAL_GPU = 8192, "H200"
@@ -27,16 +28,16 @@ def point_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: of `bench_round`.
 
     Returns:
-        _KEYS, us with p10 and p90 (the round in one graph), floor_us, stages_us (their sum, NaN where they were not
+        KEYS, us with p10 and p90 (the round in one graph), floor_us, stages_us (their sum, NaN where they were not
         timed), over_floor (stages over floors), goal, met (NaN: none set or not timed), gap (share that the host's loop
-        adds) and collectives_us (modelled).
+        adds) and collectives_us (modelled; NaN where they are inside the round).
     """
-    table = _with_case(rows)
-    whole = table[table["metric"] == "round"].set_index(_KEYS)
+    table = with_case(rows)
+    whole = table[table["metric"] == "round"].set_index(KEYS)
     found = whole[["value", "p10", "p90"]].rename(columns={"value": "us"})
     for metric, name in (("floor", "floor_us"), ("loop", "loop_us"), ("collectives", "collectives_us")):
-        found[name] = table[table["metric"] == metric].set_index(_KEYS)["value"]
-    found["stages_us"] = table[table["metric"] == "stage"].groupby(_KEYS)["value"].sum()
+        found[name] = table[table["metric"] == metric].set_index(KEYS)["value"]
+    found["stages_us"] = table[table["metric"] == "stage"].groupby(KEYS)["value"].sum()
     found = found.reset_index()
     found["over_floor"] = found["stages_us"] / found["floor_us"]
     found["goal"] = [goal_of(n, context) for n, context in zip(found["rows"], found["context"], strict=True)]
@@ -47,9 +48,9 @@ def point_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def stage_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one line a point and stage: _KEYS, stage, us, floor_us (0 for what no floor asks for) and over_us."""
-    table = _with_case(rows)
-    keys = [*_KEYS, "stage"]
+    """Return one line a point and stage: KEYS, stage, us, floor_us (0 for what no floor asks for) and over_us."""
+    table = with_case(rows)
+    keys = [*KEYS, "stage"]
     found = table[table["metric"] == "stage"].set_index(keys)[["value"]].rename(columns={"value": "us"})
     found["floor_us"] = table[table["metric"] == "stage floor"].set_index(keys)["value"]
     found["floor_us"] = found["floor_us"].fillna(0.0)
@@ -89,7 +90,9 @@ def verdict_lines(points: pd.DataFrame) -> list[str]:
     ]
 
 
-def _with_case(rows: pd.DataFrame) -> pd.DataFrame:
-    cases = pd.DataFrame([json.loads(case) for case in rows["case"]], index=rows.index)
+def with_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of rounds with a column for each word of their cases; without a word, of one GPU and no stage."""
+    said_nothing = {"gpus": 1, "stage": ""}
+    cases = pd.DataFrame([said_nothing | json.loads(case) for case in rows["case"]], index=rows.index)
     own = rows[rows["op"] == "round"].drop(columns=[name for name in cases.columns if name in rows.columns])
     return own.join(cases)
