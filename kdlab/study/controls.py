@@ -1,4 +1,4 @@
-"""The controls a draft tree must beat: chains of every length, adaptive chains and beams, from the same recording."""
+"""What a tree must beat: chains of every length, adaptive chains, beams; and trees cut where the draft is unsure."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,13 +9,15 @@ import torch
 
 from kdlab.checks import check_float, check_int
 from kdlab.decode.field import DraftField, PromptField
-from kdlab.study.path_rank import candidate_ranks, path_rows, usable_rows
+from kdlab.study.path_rank import best_first_trees, candidate_ranks, path_rows, usable_rows
 from kdlab.study.sweeps import check_settings
 from kdlab.study.walk import check_field, sweep_row, sweep_table
 from kdlab.tree import build_beam
 
 # Cuts of the adaptive chain tried when none are named: close where drafters are sure, wide where they are not.
 DEFAULT_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+TREE_THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 def sweep_chains(field: DraftField, lengths: Sequence[int] | None = None) -> pd.DataFrame:
@@ -68,6 +70,40 @@ def sweep_adaptive_chains(field: DraftField, thresholds: Sequence[float] | None 
             drafted = _leading(usable_rows(prompt) & (best >= threshold))
             accepted = np.minimum(_chain_matches(prompt), drafted)
             rows.append(sweep_row(prompt, accepted, arm, verified=drafted + 1))
+    return sweep_table(field, rows)
+
+
+def sweep_adaptive_trees(field: DraftField, budget: int, thresholds: Sequence[float] | None = None) -> pd.DataFrame:
+    """Walk the recorded text with best-first trees that keep the nodes whose path has at least a probability.
+
+    What the adaptive chain is to chains: a node's path probability is the product of the draft's along its path, so
+    the tree is small where the draft is sure at once or of nothing. It says what sizes that fit the round would add.
+
+    Args:
+        field: recorded draft field.
+        budget: most nodes of a tree.
+        thresholds: distinct probabilities in (0, 1]; None tries `TREE_THRESHOLDS`.
+
+    Returns:
+        The table of `sweep`, method "adaptive_tree", setting the threshold, budget the most nodes; rows verified differ
+        from round to round.
+
+    Raises:
+        ArgumentError: no threshold, one twice, or one that is no probability above 0; a budget above the top K.
+    """
+    check_field(field)
+    check_int("budget", budget, minimum=1, maximum=None if field.whole_vocabulary else field.top_k)
+    chosen = TREE_THRESHOLDS if thresholds is None else thresholds
+    checked = check_settings("thresholds", chosen, partial(check_float, above=0.0, maximum=1.0))
+    rows = []
+    arms = [{"method": "adaptive_tree", "setting": cut, "budget": budget, "truncated": False} for cut in checked]
+    for prompt in field.prompts:
+        tree = best_first_trees(prompt, np.arange(len(prompt.output_ids)), budget, field.vocab_size)
+        needed = path_rows(tree, prompt.next_ids)
+        logp, used = tree.logp.numpy(), np.arange(budget + 1) < tree.num_nodes.numpy()[:, None]
+        for cut, arm in zip(checked, arms, strict=True):
+            verified = (used & (logp >= np.log(cut))).sum(axis=1)  # best first, so these rows are a prefix
+            rows.append(sweep_row(prompt, (needed < verified[:, None]).sum(axis=1), arm, verified=verified))
     return sweep_table(field, rows)
 
 

@@ -1,23 +1,44 @@
 """Does a tree pay? Recorded acceptance over the fitted cost of a K2.6 round, over routing, streams and context.
 
-Both halves come from elsewhere: acceptance of a sweep (rounds by their verified rows, tokens per round), cost of
-`step_fit`. A tree pays where its tokens per second pass those of the best control: AR, every chain and every adaptive
-chain, which are free to choose their length at each point.
+Both halves come from elsewhere: acceptance from `profiles`, the time of a round from `step_fit`. A tree pays where its
+tokens per second pass those of the best control: AR, every chain and every adaptive chain, free to choose their length
+at each point, as the tree is free to choose its budget.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.study.best import CONTROLS
+from kdlab.study.bootstrap import percentile_interval
 from kdlab.study.gpus import MEASURED_H200, Gpu
+from kdlab.study.profiles import Arm, Workload
 from kdlab.study.step_cost import Step
-from kdlab.study.step_fit import StageFit, round_time
+from kdlab.study.step_fit import RoundFit, RoundTime, round_time
 
-_NEEDED = ("method", "setting", "tokens_per_round", "rounds_by_rows")
-_TREES = ("ddtree", "beam")
+
+class Rivals(NamedTuple):
+    """Methods of the trees and of the controls that are compared; the best of either side at a point."""
+
+    trees: tuple[str, ...]
+    controls: tuple[str, ...]
+
+
+BEST = Rivals(("ddtree",), CONTROLS)
+COMPARISONS = {
+    "tree of one size, against AR and chains of one length": Rivals(("ddtree",), ("ar", "chain")),
+    "tree of one size, against the best control": BEST,
+    "tree that follows the draft, against the best control": Rivals(("adaptive_tree",), CONTROLS),
+}
+"""The second is the question. The first is what it becomes where a drafter's confidence says nothing, or where rounds
+have one shape; the third gives the tree the freedom that its best control has."""
+PAYS, COSTS, OPEN = "pays", "costs", "open"
+"""What is said of a point: the whole interval of the gain above zero, below zero, or zero inside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +46,13 @@ class RoundCost:
     """The time of a round of one model on one machine.
 
     Attributes:
-        fits: of `fit_stages`.
+        fit: of `fit_rounds`, or of `floor_fit`.
         target, drafter: constants of the models.
         ranks, experts: how they are split.
         gpu: MEASURED_H200, or one of `carried_over`.
     """
 
-    fits: Mapping[str, StageFit]
+    fit: RoundFit
     target: TargetConfig
     drafter: DrafterConfig
     ranks: int = 8
@@ -40,7 +61,18 @@ class RoundCost:
     _known: dict[tuple[int, bool, float, int, int], float] = field(default_factory=dict)
 
     def us(self, rows: int, *, drafts: bool, g: float, streams: int, context: int) -> float:
-        """Return microseconds of a round.
+        """Return microseconds of a round, remembered; see `time`."""
+        key = (rows, drafts, g, streams, context)
+        if key not in self._known:
+            self._known[key] = self.time(rows, drafts=drafts, g=g, streams=streams, context=context).us
+        return self._known[key]
+
+    def at(self, *, g: float, streams: int, context: int) -> Callable[[int, bool], float]:
+        """Return (rows, drafts) to microseconds at one point, for `Workload.speeds`."""
+        return lambda rows, drafts: self.us(rows, drafts=drafts, g=g, streams=streams, context=context)
+
+    def time(self, rows: int, *, drafts: bool, g: float, streams: int, context: int) -> RoundTime:
+        """Return the time of a round by stage.
 
         Args:
             rows: verified a stream.
@@ -48,85 +80,122 @@ class RoundCost:
             g: exponent of correlated routing within a stream.
             streams, context: S and committed rows of each.
         """
-        key = (rows, drafts, g, streams, context)
-        if key not in self._known:
-            split = {"context": context, "ranks": self.ranks, "experts": self.experts}
-            step = Step.routed(self.target, rows, g, streams=streams, **split, top_k=min(rows, 256))
-            drafter = self.drafter if drafts else None
-            self._known[key] = round_time(self.fits, self.target, drafter, step, self.gpu).us
-        return self._known[key]
+        split = {"context": context, "ranks": self.ranks, "experts": self.experts}
+        step = Step.routed(self.target, rows, g, streams=streams, **split, top_k=min(max(1, rows - 1), 256))
+        return round_time(self.fit, self.target, self.drafter if drafts else None, step, self.gpu)
 
 
-def arm_speeds(acceptance: pd.DataFrame, cost: RoundCost, *, g: float, streams: int, context: int) -> pd.DataFrame:
+def arm_speeds(work: Workload, cost: RoundCost, *, g: float, streams: int, context: int) -> pd.DataFrame:
     """Divide acceptance by cost, arm by arm.
 
+    Returns:
+        method, setting, tokens_per_round and tok_s (all streams).
+    """
+    yields = work.yields()
+    table = pd.DataFrame(work.arms, columns=["method", "setting"]).assign(tokens_per_round=yields.tokens[0])
+    return table.assign(tok_s=1e6 * streams * yields.speeds(cost.at(g=g, streams=streams, context=context), streams)[0])
+
+
+def tree_gain(
+    arms: Sequence[Arm], rates: np.ndarray, drawn: np.ndarray, rivals: Rivals = BEST, *, num_prompts: int,
+    level: float = 0.95,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the best tree, the best control and what the tree gains over it (negative: it loses).
+
+    Both are chosen on the prompts that they are measured on, so the interval leans against either: at its lower end the
+    tree stays as chosen while every resample of prompts chooses its control anew, at its upper end the other way round.
+    Round times are taken as exact.
+
     Args:
-        acceptance: one row an arm, of `summarize`: method, setting, tokens_per_round, rounds_by_rows.
-        cost: of a round.
-        g, streams, context: the point.
+        arms: A arms.
+        rates: [A] f64, speeds.
+        drawn: [n, A] f64, speeds of resampled prompts.
+        rivals: which arms are trees, and which controls.
+        num_prompts: fewest prompts of a kind; below 5 there is no interval, and the call is OPEN.
+        level: share inside the interval.
 
     Returns:
-        method, setting, tokens_per_round, round_us (mean over the arm's rounds) and tok_s (all streams).
-
-    Raises:
-        ArgumentError: a column is missing.
-    """
-    missing = [name for name in _NEEDED if name not in acceptance.columns]
-    if missing:
-        raise ArgumentError("acceptance", f"columns {', '.join(_NEEDED)}", f"no {', '.join(missing)}")
-    table = acceptance[["method", "setting", "tokens_per_round"]].reset_index(drop=True)
-    times = []
-    for method, by_rows in zip(acceptance["method"], acceptance["rounds_by_rows"], strict=True):
-        point = {"drafts": method != "ar", "g": g, "streams": streams, "context": context}
-        total = sum(by_rows.values())
-        times.append(sum(count * cost.us(int(rows), **point) for rows, count in by_rows.items()) / total)
-    table["round_us"] = times
-    table["tok_s"] = 1e6 * streams * table["tokens_per_round"] / table["round_us"]
-    return table
-
-
-def tree_gain(speeds: pd.DataFrame) -> dict[str, float | str]:
-    """Return the best tree, the best control and what the tree gains over it (negative: it loses).
+        tree, budget (its setting), control, control_setting, gain, low, high, call (PAYS, COSTS or OPEN) and over_ar,
+        the tree's gain over AR.
 
     Raises:
         ArgumentError: there is no tree, or no control.
     """
-    is_tree = speeds["method"].isin(_TREES)
-    if is_tree.all() or not is_tree.any():
-        raise ArgumentError("acceptance", "trees and controls", sorted(set(speeds["method"])))
-    tree = speeds.loc[speeds[is_tree]["tok_s"].idxmax()]
-    control = speeds.loc[speeds[~is_tree]["tok_s"].idxmax()]
+    is_tree, is_control = (np.array([method in chosen for method, _ in arms]) for chosen in rivals)
+    if not is_tree.any() or not is_control.any():
+        raise ArgumentError("arms", f"trees and controls of {tuple(rivals)}", sorted({method for method, _ in arms}))
+    tree, control = (int(np.where(chosen, rates, -np.inf).argmax()) for chosen in (is_tree, is_control))
+    low, _ = percentile_interval(drawn[:, tree] / drawn[:, is_control].max(axis=1) - 1.0, num_prompts, level)
+    _, high = percentile_interval(drawn[:, is_tree].max(axis=1) / drawn[:, control] - 1.0, num_prompts, level)
+    plain = [float(rates[index]) for index, (method, _) in enumerate(arms) if method == "ar"]
     return {
-        "tree": str(tree["method"]),
-        "budget": float(tree["setting"]),
-        "tree_tok_s": float(tree["tok_s"]),
-        "control": str(control["method"]),
-        "control_setting": float(control["setting"]),
-        "control_tok_s": float(control["tok_s"]),
-        "gain": float(tree["tok_s"] / control["tok_s"] - 1.0),
+        "tree": arms[tree][0],
+        "budget": arms[tree][1],
+        "control": arms[control][0],
+        "control_setting": arms[control][1],
+        "gain": float(rates[tree] / rates[control] - 1.0),
+        "low": low,
+        "high": high,
+        "call": PAYS if low > 0 else COSTS if high < 0 else OPEN,
+        "over_ar": float(rates[tree] / plain[0] - 1.0) if plain else float("nan"),
     }
 
 
 def phase_table(
-    profiles: Mapping[str, pd.DataFrame],
+    works: Mapping[Any, Workload],
     cost: RoundCost,
     *,
-    g: Iterable[float] = (0.6, 0.7, 0.8, 0.9, 1.0),
-    streams: Iterable[int] = (1, 4, 8, 16, 32),
-    contexts: Iterable[int] = (1024, 8192, 32768),
+    g: Iterable[float],
+    streams: Iterable[int],
+    contexts: Iterable[int],
+    comparisons: Mapping[str, Rivals] = COMPARISONS,
+    num_resamples: int = 1000,
 ) -> pd.DataFrame:
-    """Return where a tree pays: one row a profile and point, with the columns of `tree_gain`.
+    """Return where a tree pays: one row a workload, point and comparison.
 
     Args:
-        profiles: acceptance by name, such as a kind of text; see `arm_speeds`.
+        works: workloads by name, or by their place on a line.
         cost: of a round.
         g, streams, contexts: the grid.
+        comparisons: which trees against which controls.
+        num_resamples: of the prompts.
+
+    Returns:
+        work (the name), g, streams, context, comparison, the columns of `tree_gain`, and tok_s of the tree (all
+        streams).
     """
     grid = [(one, count, rows) for one in g for count in streams for rows in contexts]
     found = []
-    for name, acceptance in profiles.items():
+    for name, work in works.items():
+        known, resampled = work.yields(), work.yields(num_resamples)
+        num_prompts = min(profile.tokens.shape[1] for profile, share in work.parts if share > 0)
         for one, count, rows in grid:
-            speeds = arm_speeds(acceptance, cost, g=one, streams=count, context=rows)
-            point = {"profile": name, "g": one, "streams": count, "context": rows, "predicted": cost.gpu.name}
-            found.append(point | tree_gain(speeds))
+            round_us = cost.at(g=one, streams=count, context=rows)
+            rates, drawn = known.speeds(round_us, count)[0], resampled.speeds(round_us, count)
+            for comparison, rivals in comparisons.items():
+                gain = tree_gain(work.arms, rates, drawn, rivals, num_prompts=num_prompts)
+                tok_s = 1e6 * count * float(rates[work.arms.index((gain["tree"], gain["budget"]))])
+                point = {"work": name, "g": one, "streams": count, "context": rows, "comparison": comparison}
+                found.append(point | gain | {"tok_s": tok_s})
     return pd.DataFrame(found)
+
+
+def budget_table(
+    work: Workload,
+    cost: RoundCost,
+    *,
+    g: float,
+    streams: Iterable[int] = (1, 2, 4, 8, 16, 32),
+    contexts: Iterable[int] = (1024, 8192, 32768),
+) -> pd.DataFrame:
+    """Return what trees of every budget gain over the best control: streams, context, budget, gain and best (bool)."""
+    found = []
+    for count in streams:
+        for rows in contexts:
+            speeds = arm_speeds(work, cost, g=g, streams=count, context=rows)
+            best = speeds.loc[speeds["method"].isin(BEST.controls), "tok_s"].max()
+            trees = speeds[speeds["method"].isin(BEST.trees)]
+            for budget, tok_s in zip(trees["setting"], trees["tok_s"], strict=True):
+                is_best = tok_s == trees["tok_s"].max()
+                found.append((count, rows, budget, tok_s / best - 1.0, is_best))
+    return pd.DataFrame(found, columns=["streams", "context", "budget", "gain", "best"])

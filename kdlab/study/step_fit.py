@@ -1,14 +1,15 @@
-"""Round times from the stages of `step_cost`: each stage fitted to measured times, then any step on any GPU.
+"""Round times from the stages of `step_cost`: fitted to recorded rounds, then any step on any GPU.
 
-A stage takes slope * (the longer of its bytes' and its operations' time) + a price a launch. Both numbers are fitted to
-the times of one GPU, none below zero, by least squares of the relative error, and say how far its kernels are from the
-machine. Collectives are modelled until they are measured: a fixed time a call and the ring's bytes over the link.
+A stage takes slope * (the longer of its bytes' and its operations' time) + rest * (the shorter of them) + a price a
+launch: a perfect kernel has a slope of 1 and hides the shorter one. The three numbers are fitted to the times of one
+GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that is bytes,
+where weights are all that a stage reads), the others at least 0. A whole round takes scale * the sum of its stages +
+a fixed time, fitted to whole rounds alike: it is not what its stages take alone. Collectives come on top, see
+`collectives`.
 """
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,35 +18,63 @@ from scipy.optimize import nnls
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
-from kdlab.kernels.cost import Cost
+from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, AllReduce, collectives_us
 from kdlab.study.gpus import MEASURED_H200, Gpu
-from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
+from kdlab.study.recorded_rounds import OTHER, OTHER_STAGE, RecordedRounds, StageTime
+from kdlab.study.step_cost import LAUNCH_US, Stage, Step, round_stages
 
-ALL_REDUCE_US = 8.0
-"""A small all-reduce over NVLink in a graph; modelled."""
-OTHER = "other"
-_OTHER_STAGE = Stage(OTHER, Cost(0), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """One measured stage: its counts and the microseconds that all its calls took."""
-
-    stage: Stage
-    us: float
+__all__ = [
+    "ALL_REDUCE_US",
+    "OTHER",
+    "RoundFit",
+    "RoundTime",
+    "StageFit",
+    "fit_rounds",
+    "fit_stages",
+    "fit_table",
+    "fitted_points",
+    "floor_fit",
+    "round_time",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StageFit:
-    """us = slope * work_us + launch_us * launches; `residuals` are (fitted - measured) / measured, a point each."""
+    """us = slope * longer + rest * shorter + launch_us * launches, of the times of a stage's bytes and operations.
+
+    Attributes:
+        residuals: (fitted - measured) / measured, a point each.
+    """
 
     slope: float
+    rest: float
     launch_us: float
-    residuals: tuple[float, ...]
+    residuals: tuple[float, ...] = ()
 
     def us(self, stage: Stage, gpu: Gpu) -> float:
         """Return the microseconds of a stage on a GPU, whose kernels are taken to be as good as the fitted ones."""
-        return self.slope * _work_us(stage, gpu) + self.launch_us * stage.launches
+        shorter, longer = _work_us(stage, gpu)
+        return self.slope * longer + self.rest * shorter + self.launch_us * stage.launches
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFit:
+    """How long rounds take.
+
+    Attributes:
+        stages: by name.
+        scale, extra_us: a whole round takes scale * the sum of its stages + extra_us.
+        residuals: (fitted - measured) / measured, a whole round each.
+        all_reduce: of collectives.
+        measured: False where the stages stand at their floors, see `floor_fit`.
+    """
+
+    stages: Mapping[str, StageFit]
+    scale: float = 1.0
+    extra_us: float = 0.0
+    residuals: tuple[float, ...] = ()
+    all_reduce: AllReduce = MODELLED
+    measured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,64 +82,21 @@ class RoundTime:
     """A round on a GPU.
 
     Attributes:
-        stages: microseconds by stage.
-        collectives_us: of the all-reduces, modelled.
+        stages: microseconds by stage, each alone.
+        whole_us: the round without collectives.
+        collectives_us: of the all-reduces.
         predicted: the GPU is not the one that was measured.
     """
 
     stages: Mapping[str, float]
+    whole_us: float
     collectives_us: float
     predicted: bool
 
     @property
     def us(self) -> float:
-        """Microseconds of the whole round."""
-        return sum(self.stages.values()) + self.collectives_us
-
-
-def stage_times(rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig) -> list[StageTime]:
-    """Read the stages of recorded rounds.
-
-    Args:
-        rows: result rows of `kdlab bench round`; others among them are passed over.
-        target, drafter: constants of the models whose rounds were timed.
-
-    Returns:
-        One entry a row with a stage's time. What a round launches outside of every stage is the stage OTHER: it moves
-        nothing, and counts as one launch.
-
-    Raises:
-        ArgumentError: no such row, or a stage that the model's rounds do not have.
-    """
-    timed = rows[(rows["op"] == "round") & (rows["metric"] == "stage")]
-    if timed.empty:
-        raise ArgumentError("rows", "times of a round's stages", "none")
-    found = []
-    for text, us in zip(timed["case"], timed["value"], strict=True):
-        case = json.loads(text)
-        known = _stages_of(_key_of(case), target, drafter)
-        if case["stage"] not in known:
-            raise ArgumentError("rows", "stages of the model's rounds", repr(case["stage"]))
-        found.append(StageTime(known[case["stage"]], float(us)))
-    return found
-
-
-def _key_of(case: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what of a recorded case its stages depend on."""
-    return tuple(case[name] for name in ("rows", "streams", "context", "g", "ranks", "experts", "layers"))
-
-
-@lru_cache(maxsize=1024)
-def _stages_of(key: tuple[Any, ...], target: TargetConfig, drafter: DrafterConfig) -> Mapping[str, Stage]:
-    rows, streams, context, g, ranks, experts, layers = key
-    split = {"context": context, "ranks": ranks, "experts": experts}
-    step = Step.routed(target, rows, g, streams=streams, **split, top_k=max(1, rows - 1), committed=1)
-    stages = round_stages(replace(target, num_hidden_layers=layers), drafter if rows > 1 else None, step)
-    return {stage.name: stage for stage in (*stages, _OTHER_STAGE)}
-
-
-def _work_us(stage: Stage, gpu: Gpu) -> float:
-    return stage.cost.floor_us(bytes_per_s=gpu.bytes_per_s, flops_per_s=gpu.flops_per_s)
+        """Microseconds of the whole round, collectives included."""
+        return self.whole_us + self.collectives_us
 
 
 def fit_stages(points: Iterable[StageTime], gpu: Gpu = MEASURED_H200) -> dict[str, StageFit]:
@@ -133,21 +119,40 @@ def fit_stages(points: Iterable[StageTime], gpu: Gpu = MEASURED_H200) -> dict[st
     return {name: _fit(found, gpu) for name, found in by_name.items()}
 
 
-def _fit(points: list[StageTime], gpu: Gpu) -> StageFit:
-    us = np.array([point.us for point in points])
-    terms = np.array([[_work_us(point.stage, gpu), point.stage.launches] for point in points], dtype=np.float64)
-    (slope, launch_us), _ = nnls(terms / us[:, None], np.ones(len(us)))
-    residuals = terms @ np.array([slope, launch_us]) / us - 1.0
-    return StageFit(float(slope), float(launch_us), tuple(residuals.tolist()))
+def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: AllReduce = MODELLED) -> RoundFit:
+    """Fit recorded rounds: every stage, then whole rounds to the sums of their fitted stages.
+
+    Args:
+        recorded: of `read_rounds`.
+        gpu: what they were measured on.
+        all_reduce: of the collectives, which are in no recorded round of one GPU.
+    """
+    stages = fit_stages(recorded.stages, gpu)
+    sums = np.array([sum(stages[stage.name].us(stage, gpu) for stage in one.stages) for one in recorded.wholes])
+    us = np.array([one.us for one in recorded.wholes])
+    (scale, extra_us), residuals = _relative_fit(np.stack([sums, np.ones(len(us))], axis=1), us, np.zeros(2))
+    return RoundFit(stages, scale, extra_us, residuals, all_reduce)
+
+
+def floor_fit(target: TargetConfig, drafter: DrafterConfig, all_reduce: AllReduce = MODELLED) -> RoundFit:
+    """Return rounds whose stages stand at their floors, which no kernel beats; they stand in for times not recorded.
+
+    Args:
+        target, drafter: constants, whose rounds' stages are named.
+        all_reduce: of the collectives.
+    """
+    stages = round_stages(target, drafter, Step(2, 2.0 * target.num_experts_per_tok))
+    at_floor = {stage.name: StageFit(1.0, 0.0, LAUNCH_US) for stage in stages}
+    return RoundFit(at_floor, all_reduce=all_reduce, measured=False)
 
 
 def round_time(
-    fits: Mapping[str, StageFit], target: TargetConfig, drafter: DrafterConfig | None, step: Step, gpu: Gpu
+    fit: RoundFit, target: TargetConfig, drafter: DrafterConfig | None, step: Step, gpu: Gpu = MEASURED_H200
 ) -> RoundTime:
-    """Return the time of a round: fitted stages, and modelled collectives.
+    """Return the time of a round.
 
     Args:
-        fits: of `fit_stages`, every stage of the round among them.
+        fit: of `fit_rounds` or `floor_fit`.
         target, drafter: constants; no drafter for AR.
         step: what is asked.
         gpu: MEASURED_H200, or one of `carried_over`: a prediction.
@@ -156,31 +161,61 @@ def round_time(
         ArgumentError: a stage has no fit.
     """
     stages = round_stages(target, drafter, step)
-    if OTHER in fits:
-        stages = (*stages, _OTHER_STAGE)
-    missing = [stage.name for stage in stages if stage.name not in fits]
+    if OTHER in fit.stages:
+        stages = (*stages, OTHER_STAGE)
+    missing = [stage.name for stage in stages if stage.name not in fit.stages]
     if missing:
-        raise ArgumentError("fits", "every stage of the round", f"none for {', '.join(missing)}")
-    calls, moved = all_reduces(target, drafter, step)
-    ring = 2.0 * (step.ranks - 1) / step.ranks * moved / gpu.link_bytes_per_s
-    return RoundTime(
-        {stage.name: fits[stage.name].us(stage, gpu) for stage in stages},
-        ALL_REDUCE_US * calls + 1e6 * ring,
-        predicted=gpu.name != MEASURED_H200.name,
-    )
+        raise ArgumentError("fit", "every stage of the round", f"none for {', '.join(missing)}")
+    times = {stage.name: fit.stages[stage.name].us(stage, gpu) for stage in stages}
+    whole = fit.scale * sum(times.values()) + fit.extra_us
+    return RoundTime(times, whole, collectives_us(target, drafter, step, gpu, fit.all_reduce), gpu.predicted)
 
 
-def fit_table(fits: Mapping[str, StageFit]) -> pd.DataFrame:
-    """Return one row a stage: slope, launch_us, points, and the median and worst absolute residual."""
-    rows = [
-        {
-            "stage": name,
-            "slope": fit.slope,
-            "launch_us": fit.launch_us,
-            "points": len(fit.residuals),
-            "residual_median": float(np.median(np.abs(fit.residuals))),
-            "residual_worst": float(np.max(np.abs(fit.residuals))),
-        }
-        for name, fit in fits.items()
-    ]
-    return pd.DataFrame(rows)
+def fit_table(fit: RoundFit) -> pd.DataFrame:
+    """Return one row a stage: slope, rest, launch_us, points, residual_median and residual_worst (absolute).
+
+    The last row is of whole rounds: its slope is their scale, its launch_us what they take beside it.
+    """
+    rows = [_fit_row(name, one.slope, one.rest, one.launch_us, one.residuals) for name, one in fit.stages.items()]
+    return pd.DataFrame([*rows, _fit_row("whole round", fit.scale, 0.0, fit.extra_us, fit.residuals)])
+
+
+def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H200) -> pd.DataFrame:
+    """Return every recorded time beside its fit.
+
+    Returns:
+        rows, streams, context, g, stage ("whole round" for whole ones), measured_us, fitted_us, residual.
+    """
+    found = []
+    for point in recorded.stages:
+        found.append((*point.key[:4], point.stage.name, point.us, fit.stages[point.stage.name].us(point.stage, gpu)))
+    for one in recorded.wholes:
+        total = sum(fit.stages[stage.name].us(stage, gpu) for stage in one.stages)
+        found.append((*one.key[:4], "whole round", one.us, fit.scale * total + fit.extra_us))
+    names = ["rows", "streams", "context", "g", "stage", "measured_us", "fitted_us"]
+    return pd.DataFrame(found, columns=names).assign(residual=lambda t: t["fitted_us"] / t["measured_us"] - 1.0)
+
+
+def _fit(points: list[StageTime], gpu: Gpu) -> StageFit:
+    terms = np.array([[*_work_us(point.stage, gpu), point.stage.launches] for point in points], dtype=np.float64)
+    least = np.array([0.0, 1.0, 0.0])
+    (rest, slope, launch_us), residuals = _relative_fit(terms, np.array([point.us for point in points]), least)
+    return StageFit(slope, rest, launch_us, residuals)
+
+
+def _relative_fit(terms: np.ndarray, us: np.ndarray, least: np.ndarray) -> tuple[list[float], tuple[float, ...]]:
+    """Least squares of (terms @ x - us) / us with no x below `least`: x, and those residuals."""
+    found = least + nnls(terms / us[:, None], 1.0 - terms @ least / us)[0]
+    return found.tolist(), tuple((terms @ found / us - 1.0).tolist())
+
+
+def _fit_row(name: str, slope: float, rest: float, launch_us: float, residuals: tuple[float, ...]) -> dict[str, Any]:
+    sizes = np.abs(residuals) if residuals else np.array([np.nan])
+    found = {"residual_median": float(np.median(sizes)), "residual_worst": float(np.max(sizes))}
+    return {"stage": name, "slope": slope, "rest": rest, "launch_us": launch_us, "points": len(residuals), **found}
+
+
+def _work_us(stage: Stage, gpu: Gpu) -> tuple[float, float]:
+    """The shorter and the longer of the times that a stage's bytes and operations take."""
+    moved, computed = 1e6 * stage.cost.bytes / gpu.bytes_per_s, 1e6 * stage.cost.flops / gpu.flops_per_s
+    return min(moved, computed), max(moved, computed)

@@ -1,80 +1,147 @@
-"""Fitted rounds: made-up times are found again, and another GPU scales what it has to scale."""
+"""Fitted rounds: made-up times are found again, other GPUs scale what they have to scale, and runs are not mixed."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from kdlab.errors import ArgumentError
-from kdlab.study.experts import distinct_experts
+from kdlab.errors import ArgumentError, ComparisonError
+from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
-from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
-from kdlab.study.step_fit import ALL_REDUCE_US, StageTime, fit_stages, fit_table, round_time
-from tests.study.k26 import DRAFTER, EXPERTS, TARGET
+from kdlab.study.recorded_rounds import StageTime, read_rounds
+from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
+from kdlab.study.step_fit import fit_rounds, fit_stages, fit_table, fitted_points, floor_fit, round_time
+from tests.study import rounds
+from tests.study.k26 import DRAFTER, TARGET
+
+FIT = fit_rounds(read_rounds(rounds.round_rows(), TARGET, DRAFTER))
+STEP = rounds.step_of(33, 1, 1024, 0.8)
 
 
-def step(rows, **changes):
-    return Step(rows, distinct_experts(rows, **EXPERTS), ranks=8, **changes)
-
-
-def stages(rows):
-    return round_stages(TARGET, DRAFTER, step(rows))
-
-
-def made_up(stage: Stage, slope=1.3, launch_us=2.0) -> float:
-    rates = {"bytes_per_s": MEASURED_H200.bytes_per_s, "flops_per_s": MEASURED_H200.flops_per_s}
-    return slope * stage.cost.floor_us(**rates) + launch_us * stage.launches
-
-
-def points(noise=0.0):
-    draw = np.random.default_rng(1)
-    found = [stage for rows in (1, 8, 33, 65, 128) for stage in stages(rows)]
-    return [StageTime(stage, made_up(stage) * (1 + noise * draw.normal())) for stage in found]
-
-
-def test_made_up_times_are_found_again():
-    fits = fit_stages(points())
+def test_made_up_rounds_are_found_again():
     for name in ("experts", "attention", "q_a and kv_a", "lm_head"):
-        assert max(np.abs(fits[name].residuals)) < 1e-6
-    assert fits["experts"].slope == pytest.approx(1.3)
-    assert fits["experts"].launch_us == pytest.approx(2.0, rel=1e-3)
+        assert max(np.abs(FIT.stages[name].residuals)) < 1e-6
+    experts = FIT.stages["experts"]
+    found = (experts.slope, experts.rest, experts.launch_us)
+    assert found == pytest.approx((rounds.SLOPE, rounds.REST, rounds.LAUNCH_US), rel=1e-3)
+    assert (FIT.scale, FIT.extra_us) == pytest.approx((rounds.SCALE, rounds.EXTRA_US), rel=1e-3)
+    assert FIT.measured
+
+
+def test_rounds_that_were_not_timed_by_stage_test_the_fit():
+    rows = rounds.round_rows()
+    wrong = rows.assign(value=np.where(rows["case"].str.contains('"g": 1.0'), 1.2 * rows["value"], rows["value"]))
+    recorded = read_rounds(wrong, TARGET, DRAFTER)
+    points = fitted_points(recorded, fit_rounds(recorded))
+    wholes = points[points["stage"] == "whole round"]
+    assert (wholes.loc[wholes["g"] == 1.0, "residual"] < -0.05).all()
+    assert (wholes.loc[wholes["g"] < 1.0, "residual"] > 0.05).all()
 
 
 def test_residuals_show_a_model_that_does_not_fit():
-    table = fit_table(fit_stages(points(noise=0.2))).set_index("stage")
+    fit = fit_rounds(read_rounds(rounds.round_rows(noise=0.2), TARGET, DRAFTER))
+    table = fit_table(fit).set_index("stage")
     assert 0.02 < table.loc["experts", "residual_median"] < 0.3
-    assert (table["points"] == 5).all()
+    assert table.loc["experts", "points"] == sum(g < 1.0 for *_, g in rounds.POINTS)
+    assert table.loc["whole round", "points"] == len(rounds.POINTS)
+
+
+def test_no_kernel_beats_its_bytes_so_that_weights_are_not_taken_for_launches():
+    """q_a and kv_a reads the same weights whatever the rows: only the least slope tells them from a launch's price."""
+    fit = FIT.stages["q_a and kv_a"]
+    assert fit.slope >= 1.0
+    stage = next(stage for stage in round_stages(TARGET, DRAFTER, STEP) if stage.name == "q_a and kv_a")
+    fast = fit.us(stage, MEASURED_H200) - fit.us(stage, carried_over("B200"))
+    moved = stage.cost.bytes * (1 / MEASURED_H200.bytes_per_s - 1 / carried_over("B200").bytes_per_s)
+    assert fast >= 1e6 * moved
 
 
 def test_a_round_is_its_stages_and_its_collectives():
-    fits = fit_stages(points())
-    found = round_time(fits, TARGET, DRAFTER, step(33), MEASURED_H200)
+    found = round_time(FIT, TARGET, DRAFTER, STEP)
     assert not found.predicted
-    assert sum(found.stages.values()) == pytest.approx(sum(made_up(stage) for stage in stages(33)), rel=1e-3)
-    calls, moved = all_reduces(TARGET, DRAFTER, step(33))
+    total = sum(map(rounds.made_up_us, round_stages(TARGET, DRAFTER, STEP))) + rounds.made_up_us(rounds.OTHER_STAGE)
+    assert found.whole_us == pytest.approx(rounds.SCALE * total + rounds.EXTRA_US, rel=1e-3)
+    calls, moved = all_reduces(TARGET, DRAFTER, STEP)
     assert found.collectives_us == pytest.approx(ALL_REDUCE_US * calls + 1e6 * 1.75 * moved / 4.5e11)
-    assert found.us == pytest.approx(sum(found.stages.values()) + found.collectives_us)
+    assert found.us == pytest.approx(found.whole_us + found.collectives_us)
+
+
+def test_without_recorded_rounds_stages_stand_at_their_floors():
+    floor = floor_fit(TARGET, DRAFTER)
+    found = round_time(floor, TARGET, DRAFTER, STEP)
+    rates = {"bytes_per_s": MEASURED_H200.bytes_per_s, "flops_per_s": MEASURED_H200.flops_per_s}
+    floors = [stage.floor_us(**rates, launch_us=LAUNCH_US) for stage in round_stages(TARGET, DRAFTER, STEP)]
+    assert found.whole_us == pytest.approx(sum(floors))
+    assert not floor.measured
+    assert found.whole_us < round_time(FIT, TARGET, DRAFTER, STEP).whole_us
+    assert fit_table(floor).set_index("stage").loc["experts", "points"] == 0
 
 
 def test_other_gpus_scale_bytes_and_operations_and_are_predictions():
-    fits = fit_stages(points())
-    rounds = {name: round_time(fits, TARGET, DRAFTER, step(33), carried_over(name)) for name in GPUS}
-    assert all(found.predicted for found in rounds.values())
-    same = round_time(fits, TARGET, DRAFTER, step(33), MEASURED_H200)
-    assert rounds["H200"].us == pytest.approx(same.us, rel=1e-6)
-    experts = {name: found.stages["experts"] - 2.0 * 60 for name, found in rounds.items()}
-    assert experts["H100"] / experts["B200"] == pytest.approx(8.0 / 3.35, rel=1e-3)
-    assert rounds["B200"].us < rounds["H200"].us < rounds["H100"].us < rounds["RTX PRO 6000"].us
+    times = {name: round_time(FIT, TARGET, DRAFTER, STEP, carried_over(name)) for name in GPUS}
+    assert all(found.predicted for found in times.values())
+    assert times["H200"].us == pytest.approx(round_time(FIT, TARGET, DRAFTER, STEP).us, rel=1e-6)
+    experts = {name: found.stages["experts"] - rounds.LAUNCH_US * 60 for name, found in times.items()}
+    assert experts["H100"] / experts["RTX PRO 6000"] == pytest.approx(1.792 / 3.35, rel=0.02)
+    assert times["B200"].us < times["H200"].us < times["H100"].us < times["RTX PRO 6000"].us
+    assert times["RTX PRO 6000"].collectives_us > 3 * times["H200"].collectives_us
+
+
+def test_measured_all_reduces_take_the_place_of_the_modelled_ones():
+    measured = fit_all_reduce(rounds.all_reduce_rows())
+    assert (measured.base_us, measured.hop_us, measured.ring) == pytest.approx((5.0, 0.5, 1.2), rel=1e-6)
+    assert measured.us(8, 0.0) == pytest.approx(5.0 + 14 * 0.5)
+    assert measured.source(4) == "measured on 2 and 4 GPUs"
+    assert measured.source(8) == "measured on 2 and 4 GPUs, carried on to 8"
+    assert MODELLED.source(8).startswith("modelled, 8 us each")
+    step = rounds.step_of(33, 1, 1024, 0.8)
+    assert collectives_us(TARGET, DRAFTER, step, all_reduce=measured) > collectives_us(TARGET, DRAFTER, step)
+    one = fit_all_reduce(rounds.all_reduce_rows(ranks=(4,)))
+    assert one.hop_us == 0.0
+    assert MODELLED.us(1, 1e6) == 0.0
+
+
+@pytest.mark.parametrize("field", ["gpu", "gpu_uuid", "commit", "torch"])
+def test_rounds_of_different_cards_or_code_are_not_mixed(field):
+    name = "git_commit" if field == "commit" else field
+    other = rounds.round_rows(points=rounds.POINTS[:2], **{name: "another"})
+    with pytest.raises(ComparisonError, match=f"^{field}:"):
+        read_rounds(pd.concat([rounds.round_rows(), other], ignore_index=True), TARGET, DRAFTER)
+
+
+def test_all_reduces_of_different_cards_are_not_mixed():
+    both = [rounds.all_reduce_rows(), rounds.all_reduce_rows(gpu="another")]
+    with pytest.raises(ComparisonError, match="gpu"):
+        fit_all_reduce(pd.concat(both, ignore_index=True))
+
+
+def test_rows_of_another_split_are_passed_over():
+    other = rounds.round_rows(points=rounds.POINTS[:4], experts="ep")
+    both = pd.concat([rounds.round_rows(), other], ignore_index=True)
+    assert len(read_rounds(both, TARGET, DRAFTER).wholes) == len(rounds.POINTS)
+    assert len(read_rounds(both, TARGET, DRAFTER, experts="ep").wholes) == 4
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda: fit_stages([]), "points"),
-        (lambda: fit_stages([StageTime(stages(1)[0], 0.0)]), "us"),
-        (lambda: fit_stages([StageTime(stages(1)[0], float("nan"))]), "us"),
-        (lambda: round_time({}, TARGET, None, step(1), MEASURED_H200), "fits"),
+        (lambda: fit_stages([StageTime(round_stages(TARGET, None, STEP)[0], 0.0)]), "us"),
+        (lambda: fit_stages([StageTime(round_stages(TARGET, None, STEP)[0], float("nan"))]), "us"),
+        (lambda: round_time(fit_rounds(read_rounds(rounds.round_rows(points=[(1, 1, 1024, 0.8)]), TARGET, DRAFTER)),
+                            TARGET, DRAFTER, STEP), "fit"),
+        (lambda: read_rounds(rounds.round_rows(), TARGET, DRAFTER, ranks=4), "rows"),
+        (lambda: read_rounds(rounds.round_rows(points=[(8, 1, 1024, 1.0)]), TARGET, DRAFTER), "rows"),
+        (lambda: fit_all_reduce(rounds.round_rows()), "rows"),
         (lambda: carried_over("A100"), "gpu"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_named(call, name):
     with pytest.raises(ArgumentError, match=name):
         call()
+
+
+def test_an_unknown_stage_is_named():
+    rows = rounds.round_rows(points=[(8, 1, 1024, 0.8)])
+    renamed = rows["case"].str.replace('"stage": "experts"', '"stage": "nonsense"')
+    with pytest.raises(ArgumentError, match="'nonsense'"):
+        read_rounds(rows.assign(case=renamed), TARGET, DRAFTER)

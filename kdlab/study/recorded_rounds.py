@@ -1,0 +1,95 @@
+"""Recorded rounds of `kdlab bench round`, with the bytes and operations of what each of them did."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+
+from kdlab.config import DrafterConfig, TargetConfig
+from kdlab.errors import ArgumentError
+from kdlab.kernels.cost import Cost
+from kdlab.study.compare import check_table
+from kdlab.study.step_cost import Stage, Step, round_stages
+
+OTHER = "other"
+OTHER_STAGE = Stage(OTHER, Cost(0), 1)
+"""What a round launches outside of every stage: it moves nothing, and counts as one launch."""
+_KEY = ("rows", "streams", "context", "g", "ranks", "experts", "layers")
+_ONE_RUN = ("gpu", "gpu_uuid", "commit", "graph", "impl", "dtype", "driver", "torch")
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One measured stage: its counts and the microseconds that all its calls took; `key` is the round's, in `_KEY`."""
+
+    stage: Stage
+    us: float
+    key: Key = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTime:
+    """One measured whole round: the stages it holds, and its microseconds."""
+
+    stages: tuple[Stage, ...]
+    us: float
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRounds:
+    """What one run measured: stages alone, and whole rounds without collectives."""
+
+    stages: tuple[StageTime, ...]
+    wholes: tuple[WholeTime, ...]
+
+
+def read_rounds(
+    rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8, experts: str = "tp"
+) -> RecordedRounds:
+    """Read the rounds of one rank's slice.
+
+    Args:
+        rows: result rows of `kdlab bench round`; those of other ops, ranks or experts are passed over.
+        target, drafter: constants of the models whose rounds were timed.
+        ranks, experts: how they were split.
+
+    Raises:
+        ArgumentError: no such row, or a stage that the model's rounds do not have.
+        ComparisonError: rows of different cards, commits or versions.
+    """
+    cases = [json.loads(text) for text in rows["case"]]
+    wanted = [op == "round" and (case.get("ranks"), case.get("experts")) == (ranks, experts)
+              for op, case in zip(rows["op"], cases, strict=True)]  # fmt: skip
+    chosen = rows[wanted]
+    check_table(chosen, fields=_ONE_RUN)
+    stages, wholes = [], []
+    for metric, text, us in zip(chosen["metric"], chosen["case"], chosen["value"], strict=True):
+        case = json.loads(text)
+        key = tuple(case[name] for name in _KEY)
+        known = _stages_of(key, target, drafter)
+        if metric == "round":
+            wholes.append(WholeTime(tuple(known.values()), float(us), key))
+        elif metric == "stage":
+            if case["stage"] not in known:
+                raise ArgumentError("rows", "stages of the model's rounds", repr(case["stage"]))
+            stages.append(StageTime(known[case["stage"]], float(us), key))
+    for name, found in (("whole rounds", wholes), ("a round's stages", stages)):
+        if not found:
+            raise ArgumentError("rows", f"times of {name}, {ranks} ranks, {experts}", "none")
+    return RecordedRounds(tuple(stages), tuple(wholes))
+
+
+@lru_cache(maxsize=1024)
+def _stages_of(key: Key, target: TargetConfig, drafter: DrafterConfig) -> Mapping[str, Stage]:
+    rows, streams, context, g, ranks, experts, layers = key
+    split = {"context": context, "ranks": ranks, "experts": experts}
+    # As the benchmark asks: random weights accept nothing, so that a round commits its bonus token alone.
+    step = Step.routed(target, rows, g, streams=streams, **split, top_k=max(1, rows - 1), committed=1)
+    stages = round_stages(replace(target, num_hidden_layers=layers), drafter if rows > 1 else None, step)
+    return {stage.name: stage for stage in (*stages, OTHER_STAGE)}
