@@ -1,6 +1,7 @@
 """`kdlab generate`, `kdlab record` and `kdlab sweep`."""
 
 import argparse
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kdlab.errors import ArgumentError
 def run_generate(arguments: argparse.Namespace) -> int:
     """Decode prompts and print text and tokens per round."""
     import kdlab
+    from kdlab.profiling import nvtx_ranges
 
     _check_width(arguments.method, arguments.width)
     prompts = _prompts(arguments)
@@ -21,15 +23,16 @@ def run_generate(arguments: argparse.Namespace) -> int:
     pair = _pair(arguments)
     if arguments.method == "chain" and arguments.budget > pair.depth_limit > 0:
         say(f"chain of {pair.depth_limit}: the drafter has {pair.depth_limit} slots")
-    run = kdlab.generate(
-        pair,
-        prompts,
-        method=arguments.method,
-        budget=arguments.budget,
-        width=arguments.width,
-        progress=_progress("generate", pair),
-        **_decode_options(arguments),
-    )
+    with nvtx_ranges() if arguments.nvtx else contextlib.nullcontext():
+        run = kdlab.generate(
+            pair,
+            prompts,
+            method=arguments.method,
+            budget=arguments.budget,
+            width=arguments.width,
+            progress=_progress("generate", pair),
+            **_decode_options(arguments),
+        )
     pair.ranks.close()
     if pair.ranks.rank > 0:  # all ranks have the same run, the first one tells of it
         return 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kdlab.cli import bench_round, bench_verbs, doctor, grid_verb, model_verbs, notebook_verbs, report_verb
+from kdlab.cli.profile_verb import add_profile
 from kdlab.cli.ranks import add_rank_options
 from kdlab.cli.trace_verbs import add_traces
 from kdlab.source import VERSION
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sweep(verbs)
     add_traces(verbs, _add_verb)
     _add_bench(verbs)
+    add_profile(verbs, _add_verb)
     _add_run(verbs)
     _add_grid(verbs)
     _add_report(verbs)
@@ -107,6 +109,8 @@ def _add_generate(verbs: Any) -> None:
     parser.add_argument("--budget", type=int, default=32, help=f"{budget} (default: %(default)s)")
     parser.add_argument("--width", type=int, metavar="N", help="nodes a depth; needed by --method beam, and only there")
     parser.add_argument("-o", "--output", metavar="FILE", help="save every round as Parquet")
+    ranges = "push an NVTX range for every stage: `nsys profile kdlab generate ... --nvtx`"
+    parser.add_argument("--nvtx", action="store_true", help=ranges)
 
 
 def _add_record(verbs: Any) -> None:

@@ -1,5 +1,6 @@
 """Profiling room: what the hardware's own counters say of a kernel, and which kernels a round launches."""
 
+from kdlab.profiling.counted import count_launches, run_marked
 from kdlab.profiling.counters import COUNTERS, Counter, collect_counters
 from kdlab.profiling.launches import (
     LAUNCHES_FORMAT,
@@ -10,8 +11,22 @@ from kdlab.profiling.launches import (
     launches_frame,
     load_nsight,
     phase_of,
+    rows_beside,
     write_launches,
 )
+from kdlab.profiling.nsys import read_nsys
+from kdlab.profiling.ranges import nvtx_ranges
+from kdlab.profiling.round_tables import (
+    kernel_use,
+    middle_round,
+    round_times,
+    stage_shares,
+    stage_traffic,
+    timelines,
+)
+from kdlab.profiling.summary import summary_lines, summary_table
+from kdlab.profiling.timeline import profile_timeline
+from kdlab.profiling.work import Work
 
 __all__ = [
     "COUNTERS",
@@ -21,9 +36,24 @@ __all__ = [
     "SOURCES",
     "SUBJECTS",
     "Counter",
+    "Work",
     "collect_counters",
+    "count_launches",
+    "kernel_use",
     "launches_frame",
     "load_nsight",
+    "middle_round",
+    "nvtx_ranges",
     "phase_of",
+    "profile_timeline",
+    "read_nsys",
+    "round_times",
+    "rows_beside",
+    "run_marked",
+    "stage_shares",
+    "stage_traffic",
+    "summary_lines",
+    "summary_table",
+    "timelines",
     "write_launches",
 ]

@@ -1,19 +1,10 @@
-"""Hardware counters of kernels: Nsight Compute as a child process, its CSV read back.
+"""Hardware counters of the kernels that a command marks, summed up by nobody: one value a launch and counter."""
 
-A command runs under `ncu` and marks with `torch.cuda.profiler.start()` where counting begins. Counting replays every
-kernel several times with flushed caches and its own pace, so nothing is timed for a comparison here.
-"""
-
-import csv
-import math
-import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kdlab.errors import KdlabError, UnsupportedDevice
+from kdlab.errors import KdlabError
+from kdlab.profiling.ncu import number, read_csv, run_ncu
 
 COUNTERS = {
     "duration": ("gpu__time_duration.sum", "ns", 1.0),
@@ -26,10 +17,6 @@ COUNTERS = {
 counts what threads load, or copy with cp.async; bulk copies (TMA) pass it by."""
 
 _TIMEOUT_S = 180.0
-_FIXES = {
-    "ERR_NVGPUCTRPERM": "this user may not read the counters (the driver's NVreg_RestrictProfilingToAdminUsers)",
-    "LibraryNotLoaded": "Nsight Compute finds no profiling library on this machine",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,7 @@ def collect_counters(
     """Run a command under Nsight Compute and return the counters of every kernel that it marks.
 
     Args:
-        command: a program and its arguments.
+        command: a program and its arguments, see `run_ncu`.
         counters: name to (metric, unit, factor).
         timeout_s: the child and what it started are ended after that.
 
@@ -59,61 +46,24 @@ def collect_counters(
         UnsupportedDevice: there is no `ncu`, or it may not or cannot read counters here.
         KdlabError: the command failed, marked no kernel, or took too long.
     """
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise UnsupportedDevice("hardware counters: Nsight Compute (`ncu`) is not on the PATH")
-    metrics = ",".join(metric for metric, _, _ in counters.values())
-    options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--metrics", metrics]
-    whole = [ncu, *options, "--profile-from-start", "off", "--target-processes", "all", *command]
-    status, text = _run(whole, timeout_s)
-    for sign, meaning in _FIXES.items():
-        if sign in text:
-            raise UnsupportedDevice(f"hardware counters: {meaning}")
-    if status:
-        said = [line for line in text.strip().splitlines() if not line.startswith("==PROF==")]
-        own = [line for line in said if not line.startswith("==")]  # the program's last words say more than ncu's
-        last = (own or said or ["no output"])[-1]
-        raise KdlabError(f"hardware counters: ncu ended with status {status}: {last}")
-    found = parse_counters(text, counters)
+    metrics = [metric for metric, _, _ in counters.values()]
+    table = run_ncu(command, metrics, options=["--target-processes", "all"], timeout_s=timeout_s)
+    found = _counters(table, counters)
     if not found:
         raise KdlabError("hardware counters: the command launched no kernel after torch.cuda.profiler.start()")
     return found
 
 
 def parse_counters(text: str, counters: Mapping[str, tuple[str, str, float]]) -> list[Counter]:
-    """Read what `ncu --csv --page raw` prints: the program's own output, names, units, then one line a launch."""
-    lines = text.splitlines()
-    first = next((number for number, line in enumerate(lines) if line.startswith('"ID",')), None)
-    if first is None:
-        return []
-    table = list(csv.DictReader(line for line in lines[first:] if line.startswith('"')))
+    """Read counters from what `ncu --csv --page raw` printed."""
+    return _counters(read_csv(text), counters)
+
+
+def _counters(table: Sequence[Mapping[str, str]], counters: Mapping[str, tuple[str, str, float]]) -> list[Counter]:
     found = []
-    for row in table[1:]:  # the first is the units
+    for row in table:
         for name, (metric, unit, factor) in counters.items():
-            value = _number(row.get(metric))
+            value = number(row.get(metric))
             if value is not None:
                 found.append(Counter(row["Kernel Name"].partition("(")[0], name, unit, factor * value))
     return found
-
-
-def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Run in a session of its own, so that a late one can be ended with all that it started."""
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    )
-    try:
-        text, _ = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as late:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        raise KdlabError(f"hardware counters: it took longer than {timeout_s:g} s under ncu") from late
-    return child.returncode, text
-
-
-def _number(text: str | None) -> float | None:
-    """The number in a cell, whose thousands are separated; None where the GPU has no such counter."""
-    try:
-        value = float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from kdlab.errors import SchemaError
-from kdlab.machine import GPU_STATE_FIELDS
+from kdlab.machine import GPU_STATE_FIELDS, gpu_facts
 from kdlab.parquet import VERSION_COLUMN, TableFormat, read_table, write_table
 from kdlab.paths import DATA
 
@@ -146,6 +146,21 @@ def load_nsight(path: str | os.PathLike[str] | None = None) -> pd.DataFrame:
     frame = _to_frame(read_table(path, LAUNCHES_FORMAT)[0])
     _check(frame, str(path))
     return frame
+
+
+def rows_beside(path: str | os.PathLike[str], subject: str) -> pd.DataFrame | None:
+    """Return what a file of this machine's GPU holds of the other subject; None where there is no file.
+
+    Raises:
+        SchemaError: it is another kind of file, or of another GPU.
+    """
+    if not os.path.exists(path):
+        return None
+    frame = load_nsight(path)
+    here, there = gpu_facts()["gpu_uuid"], frame["gpu_uuid"].iloc[0] if len(frame) else None
+    if len(frame) and there != here:
+        raise SchemaError(f"{path}: holds launches of the GPU {there}, and this is {here}; write to another file")
+    return frame[frame["subject"] != subject].reset_index(drop=True)
 
 
 def _check(frame: pd.DataFrame, path: str) -> None:

@@ -46,7 +46,8 @@ def counted(case):
 
 def call():
     """Two launches of one call of verify_attention."""
-    own = {"subject": "kernels", "case": "S=1 N=33 prefix=4096 H=64", "impl": "wgmma", "dram_read": 5e6, "l2_read": 1e8}
+    case = "verify_attention S=1 N=33 prefix=4096 H=64 (wgmma)"
+    own = {"subject": "kernels", "case": case, "dram_read": 5e6, "l2_read": 1e8}
     return [
         launch(0, "verify_attention", **own, kernel="attend", dram_write=1e6, tensor_pct=60.0, duration_us=40.0),
         launch(1, "verify_attention", **own, kernel="merge", dram_write=0.0, tensor_pct=0.0, duration_us=5.0),

@@ -1,0 +1,28 @@
+"""`python -m kdlab.cli.profile_child TASK`: what `kdlab profile` starts under Nsight Compute."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the work of a task (JSON) in ranges, and leave what it was; status 1 after a sentence of what went wrong."""
+    from kdlab.bench.profiled import profiled
+    from kdlab.errors import KdlabError
+    from kdlab.profiling import run_marked
+
+    task = json.loads(arguments[0])
+    try:
+        subject = profiled(**task["options"])
+        run_marked(
+            subject.works, Path(task["facts"]), subject.provenance, layers=task["layers"], until=task["until"]
+        )
+    except KdlabError as error:
+        print(" ".join(str(error).split()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

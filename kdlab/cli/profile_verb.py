@@ -1,0 +1,202 @@
+"""`kdlab profile`: where the time of rounds and kernels goes, launch by launch."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kdlab.cli.output import print_json, print_table, say
+from kdlab.errors import ArgumentError, KdlabError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROUND_EXAMPLES = """
+    kdlab profile round
+    kdlab profile round --model bundled --streams 8 --per-layer
+    kdlab profile round --model k2.6 --rows 9 --context 8192 --only timeline
+    kdlab profile round --out data/recorded/nsight-h200.parquet
+"""
+KERNELS_EXAMPLES = """
+    kdlab profile kernels
+    kdlab profile kernels --ops verify_attention,moe_int4 --heads 8
+    kdlab profile kernels --out data/recorded/nsight-h200.parquet
+"""
+NOTES = """Counters come from Nsight Compute (`ncu`), which runs each launch alone, several times, with cold caches; the
+timeline comes from torch.profiler, which watches eager and captured rounds run. FILE keeps what it has of the other
+subject (round or kernels) from the same GPU.
+"""
+_COUNTED_LAYERS = 4
+_WEIGHTS = {"counters": 3.0, "timeline": 1.0}  # of what takes its part of the seconds
+
+Job = tuple[str, dict[str, Any]]
+"""What is done, "counters" or "timeline", and the arguments of `profiled`."""
+
+
+def add_profile(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `kdlab profile round` and `kdlab profile kernels` to the parsers of `verbs`."""
+    text = "Profile rounds and kernels, launch by launch."
+    epilog = "examples:\n  kdlab profile round\n  kdlab profile kernels"
+    raw = argparse.RawDescriptionHelpFormatter
+    profile = verbs.add_parser("profile", help=text, description=text, epilog=epilog, formatter_class=raw)
+    profile.set_defaults(verb_parser=profile)
+    subjects = profile.add_subparsers(title="subjects", required=True, metavar="SUBJECT")
+    text = "Where does a round's time go: stages, launch gaps, memory and matrix units."
+    _add_round(add_verb(subjects, "round", run_profile_round, text, ROUND_EXAMPLES, NOTES))
+    text = "Count what the CUDA ops of `bench kernels` do with memory and matrix units; needs a GPU."
+    _add_kernels(add_verb(subjects, "kernels", run_profile_kernels, text, KERNELS_EXAMPLES, NOTES))
+
+
+def _add_round(parser: argparse.ArgumentParser) -> None:
+    model = "k2.6 (one rank's slice at its true shapes, random weights), shipped pairs, checkpoints"
+    parser.add_argument("--model", type=_words, default="k2.6,bundled", metavar="NAME,...",
+                        help=f"{model} (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=33, metavar="N", help="verified a stream (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    context = "committed rows of k2.6; a pair's are the shipped prompts (default: %(default)s)"
+    parser.add_argument("--context", type=int, default=1024, metavar="N", help=context)
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="of k2.6: whose slice (default: %(default)s)")
+    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="of k2.6 (default: %(default)s)")
+    layers = f"of k2.6 (default: {_COUNTED_LAYERS} under ncu; the timeline has these and all 61)"
+    parser.add_argument("--layers", type=int, metavar="N", help=layers)
+    parser.add_argument("--per-layer", action="store_true", help="note the target's layer of each launch")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="of the timeline (default: %(default)s)")
+    _add_shared(parser, "both", 90.0)
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ops", type=_words, metavar="OP,...", help="(default: all)")
+    parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
+    parser.set_defaults(per_layer=False, repeats=1)
+    _add_shared(parser, "counters, and the timeline where there are none", 60.0)
+
+
+def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -> None:
+    parser.add_argument("--only", choices=tuple(_WEIGHTS), help=f"(default: {sources})")
+    limit = "for all of it; what is under way then ends within half a minute (default: %(default)s)"
+    parser.add_argument("--seconds", type=float, default=seconds, help=limit)
+    parser.add_argument("-o", "--out", metavar="FILE", help="save the launches as Parquet")
+
+
+def run_profile_round(arguments: argparse.Namespace) -> int:
+    """Profile rounds of models; print a line a stage."""
+    shared = {name: getattr(arguments, name) for name in ("rows", "streams", "context", "ranks", "experts")}
+    counters: list[Job] = []
+    timelines: list[Job] = []
+    for model in arguments.model:
+        few = arguments.layers or (_COUNTED_LAYERS if model == "k2.6" else None)
+        every = [arguments.layers] if arguments.layers or model != "k2.6" else [None, few]
+        counters.append(("counters", shared | {"subject": "round", "model": model, "layers": few}))
+        timelines += [("timeline", shared | {"subject": "round", "model": model, "layers": n}) for n in every]
+    return _run(arguments, "round", [*counters, *timelines])
+
+
+def run_profile_kernels(arguments: argparse.Namespace) -> int:
+    """Profile the ops of the kernel benchmark; print a line a case."""
+    chosen = {name: value for name in ("ops", "heads") if (value := getattr(arguments, name)) is not None}
+    options = {"subject": "kernels", **chosen}
+    return _run(arguments, "kernels", [("counters", options), ("timeline", options)])
+
+
+def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> int:
+    import pandas as pd
+
+    from kdlab.checks import check_float
+    from kdlab.profiling import rows_beside, summary_lines, summary_table, write_launches
+
+    seconds, begin = check_float("--seconds", arguments.seconds, above=0.0), time.monotonic()
+    kept = rows_beside(arguments.out, subject) if arguments.out else None
+    jobs = [job for job in jobs if arguments.only in (None, job[0])]
+    frames: list[pd.DataFrame] = []
+    for place, (kind, options) in enumerate(jobs):
+        if subject == "kernels" and frames:
+            break
+        left = sum(_WEIGHTS[other] for other, _ in jobs[place:])
+        share = (begin + seconds - time.monotonic()) * _WEIGHTS[kind] / left
+        frame, messages = _try(kind, options, share, arguments)
+        for line in messages:
+            say(line)
+        if frame is not None and not frame.empty:
+            frames.append(frame)
+    if not frames:
+        say("nothing could be profiled")
+        return 1
+    found = pd.concat(frames, ignore_index=True)
+    if arguments.out:
+        write_launches(found if kept is None else pd.concat([kept, found], ignore_index=True), arguments.out)
+    table, lines = summary_table(found), summary_lines(found)
+    if arguments.json:
+        print_json({"rows": table.astype(object).where(table.notna(), None).to_dict("records"), "rounds": lines})
+        return 0
+    for line in lines:
+        print(line)
+    for case, group in table.groupby("case", sort=False):
+        print(f"\n{case}")
+        print_table([_printed(row) for row in group.drop(columns="case").to_dict("records")])
+    return 0
+
+
+def _try(
+    kind: str, options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+) -> "tuple[pd.DataFrame | None, list[str]]":
+    """Do one job; what this machine cannot do is a message, and the others go on."""
+    name = f"{kind} of {options.get('model', 'the kernels')}"
+    if seconds <= 0.0:
+        return None, [f"{name}: left out, out of time"]
+    try:
+        call = _count if kind == "counters" else _watch
+        return call(options, seconds, arguments)
+    except ArgumentError:
+        raise
+    except KdlabError as failure:
+        return None, [f"{name}: {failure}"]
+
+
+def _count(
+    options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+) -> "tuple[pd.DataFrame, list[str]]":
+    from kdlab.bench.timing import require_gpu
+    from kdlab.profiling import count_launches
+
+    require_gpu("hardware counters")
+    with tempfile.TemporaryDirectory() as folder:
+        facts = Path(folder) / "facts.json"
+        task = {"options": options, "facts": str(facts), "layers": arguments.per_layer, "until": time.time() + seconds}
+        child = [sys.executable, "-m", "kdlab.cli.profile_child", json.dumps(task)]
+        return count_launches(child, facts, seconds=seconds)
+
+
+def _watch(
+    options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+) -> "tuple[pd.DataFrame, list[str]]":
+    import torch
+
+    from kdlab.bench.profiled import profiled
+    from kdlab.profiling import profile_timeline
+
+    try:
+        subject = profiled(**options)
+        layers, repeats = arguments.per_layer, arguments.repeats
+        return profile_timeline(subject.works, subject.provenance, repeats=repeats, layers=layers, seconds=seconds)
+    except torch.OutOfMemoryError as failure:
+        raise KdlabError(str(failure).splitlines()[0]) from failure
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _printed(row: dict[str, Any]) -> dict[str, Any]:
+    forms = {"us": ".1f", "share": ".1%", "alone_us": ".1f", "GB_s": ".0f", "tensor_pct": ".1f"}
+    return {name: "" if value != value else format(value, forms.get(name, "")) for name, value in row.items()}
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
