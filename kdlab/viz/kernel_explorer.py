@@ -171,12 +171,13 @@ def _number(value: Any) -> float | None:
 
 
 def _counted(launches: pd.DataFrame | None) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Bytes of all launches of a call, the busy share of the matrix units over its time, and the kernels' names."""
+    """What a call of (op, arm, case) moved, how busy the matrix units were over its time, and its kernels' names."""
     if launches is None:
         return {}
     found = {}
     own = launches[(launches["subject"] == "kernels") & (launches["source"] == "ncu")]
-    for (op, arm, case), rows in own.groupby(["stage", "impl", "case"], sort=False):
+    for (op, name), rows in own.groupby(["stage", "case"], sort=False):
+        case, _, arm = name.removeprefix(f"{op} ").removesuffix(")").rpartition(" (")
         time = rows["duration_us"]
         tensor = (rows["tensor_pct"] * time).sum(min_count=len(rows)) / time.sum()
         found[op, arm, case] = {

@@ -26,7 +26,8 @@ def table():
 
 def counted(**columns):
     """Two launches of a call of wgmma, the second three times as long as the first."""
-    own = {"subject": "kernels", "case": CASE, "impl": "wgmma", "dram_read": 3e6, "dram_write": 1e6, "l2_read": 5e7}
+    own = {"subject": "kernels", "case": f"verify_attention {CASE} (wgmma)"}
+    own |= {"dram_read": 3e6, "dram_write": 1e6, "l2_read": 5e7}
     rows = [
         launch(0, "verify_attention", **own, kernel="attend", duration_us=10.0, tensor_pct=80.0),
         launch(1, "verify_attention", **own, kernel="merge", duration_us=30.0, tensor_pct=0.0),

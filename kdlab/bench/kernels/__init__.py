@@ -5,6 +5,7 @@ from kdlab.bench.kernels.runner import WHOLE_SECONDS, KernelBench, bench_kernels
 from kdlab.bench.kernels.suite import HEADS, OPS
 from kdlab.bench.kernels.table import (
     case_text,
+    case_words,
     compare_runs,
     error_table,
     graph_times,
@@ -23,6 +24,7 @@ __all__ = [
     "KernelBench",
     "bench_kernels",
     "case_text",
+    "case_words",
     "compare_runs",
     "counted_command",
     "counter_rows",

@@ -100,7 +100,7 @@ def compare_runs(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 def error_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the errors of a run's checks: op, case, impl, own and error."""
     errors = rows[rows["metric"] == "relative_error"]
-    cases = [_case(sizes) for sizes in errors["case"]]
+    cases = [case_words(json.loads(sizes)) for sizes in errors["case"]]
     columns = {"op": errors["op"], "case": cases, "impl": errors["impl"], "own": errors["method"] == "own"}
     return pd.DataFrame({**columns, "error": errors["value"]}).reset_index(drop=True)
 
@@ -116,6 +116,12 @@ def case_text(sizes: Mapping[str, Any]) -> str:
         elif value and (name, value) != ("top_p", 1.0):
             words.append(f"{_SIZE_NAMES.get(name, name)}={value:g}")
     return " ".join(words)
+
+
+def case_words(sizes: Mapping[str, Any]) -> str:
+    """Return `case_text` with the names that it shortens first, the others by letter: alike for sizes in any order."""
+    names = [name for name in _SIZE_NAMES if name in sizes] + sorted(set(sizes) - set(_SIZE_NAMES))
+    return case_text({name: sizes[name] for name in names})
 
 
 def verdict_lines(table: pd.DataFrame) -> list[str]:
@@ -144,15 +150,8 @@ def _line(row: Mapping[str, Any], floors: Mapping[Any, float], goals: Mapping[An
     goal = goals.get((*key, row["impl"])) if in_graph else None
     verdict = None if goal is None else MET if row["median"] <= goal else MISSED
     return {
-        "op": row["op"], "case": _case(row["case"]), "impl": row["impl"],
+        "op": row["op"], "case": case_words(sizes), "impl": row["impl"],
         "own": row["method"] == "own", "mode": row["graph"], "us": row["median"], "p10": row["p10"], "p90": row["p90"],
         "floor_us": floor, "roofline": None if floor is None else floor / row["median"], "goal_us": goal,
         "verdict": verdict, **sizes,
     }  # fmt: skip
-
-
-def _case(text: str) -> str:
-    """A row's case in words, the names of `_SIZE_NAMES` first, in its order: JSON has sorted them by letter."""
-    sizes = json.loads(text)
-    names = [name for name in _SIZE_NAMES if name in sizes] + [name for name in sizes if name not in _SIZE_NAMES]
-    return case_text({name: sizes[name] for name in names})
