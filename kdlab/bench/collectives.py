@@ -38,23 +38,26 @@ _DTYPE, _EPS = torch.bfloat16, 1e-6
 Progress = Callable[[int, int], None]
 
 
-def messages(drafter: DrafterConfig, ranks: int, *, streams: int, rows: int, top_k: int = 64) -> dict[str, int]:
+def messages(
+    drafter: DrafterConfig | None, ranks: int, *, streams: int, rows: int, top_k: int = 64
+) -> dict[str, int]:
     """Return the bytes that each rank gives to a round's gatherings, by what they are of.
 
     Args:
-        drafter: constants.
+        drafter: constants; None for AR.
         ranks: that share the models.
         streams: S.
         rows: N, rows verified a stream.
         top_k: draft candidates a slot.
 
     Returns:
-        "draft_topk" and "target_sample" (greedy), as `gather_fields` lays them out, and "features" of the drafter.
+        "target_sample" (greedy) and, with a drafter, "draft_topk", both padded as `gather_fields` does, and "features".
     """
-    slots = streams * drafter.depth_limit
-    wanted = {"draft_topk": slots * (8 * top_k + 9), "target_sample": streams * rows * 20}
-    padded = {name: -(-nbytes // 8) * 8 for name, nbytes in wanted.items()}
-    return padded | {"features": streams * drafter.block_size * drafter.hidden_size // ranks * _DTYPE.itemsize}
+    wanted = {"target_sample": streams * rows * 20}
+    if drafter is not None:
+        wanted["draft_topk"] = streams * drafter.depth_limit * (8 * top_k + 9)
+        wanted["features"] = streams * drafter.block_size * drafter.hidden_size // ranks * _DTYPE.itemsize
+    return {name: -(-nbytes // 8) * 8 for name, nbytes in wanted.items()}
 
 
 def sum_chain(
@@ -124,9 +127,9 @@ def bench_collectives(ranks: Ranks, *, seconds: float = 5.0, progress: Progress 
     """
     require_gpu("bench collectives")
     check_float("seconds", seconds, above=0.0)
-    if ranks.group is None:
+    if ranks.group is None or ranks.device is None:
         raise ArgumentError("ranks", "several, each on its own GPU", "one alone")
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = ranks.device
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
     provenance = run_provenance(
         device=device, dtype=_DTYPE, ranks=ranks.size, backend=dist.get_backend(), graph="graph", **link_facts(device)
@@ -160,10 +163,9 @@ class CollectiveTimes:
         """
         sums, gathers = self._medians("all_reduce", ranks, "rows"), self._medians("all_gather", ranks, "bytes")
         us = (1 + 2 * target.num_hidden_layers) * _between(sums, step.tokens)
-        sizes = {"target_sample": step.tokens * 20}
         if drafter is not None:
             us += (1 + 2 * drafter.num_hidden_layers) * _between(sums, step.streams * drafter.block_size)
-            sizes = messages(drafter, step.ranks, streams=step.streams, rows=step.rows, top_k=step.top_k)
+        sizes = messages(drafter, step.ranks, streams=step.streams, rows=step.rows, top_k=step.top_k)
         return us + sum(_between(gathers, size) for size in sizes.values())
 
     def _medians(self, op: str, ranks: int, size: str) -> pd.Series:
