@@ -11,22 +11,23 @@ from kdlab.bench.full_width.point import Point, rounds_at
 from kdlab.bench.full_width.routing import plan_routing
 from kdlab.bench.full_width.suite import k26_pair
 from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, in_turns
-from kdlab.bench.mini_rounds import mini_prompts
+from kdlab.bench.mini_rounds import KINDS, mini_prompts
 from kdlab.bench.timing import require_gpu
+from kdlab.checks import check_int
 from kdlab.decode import Engine
 from kdlab.decode.engine import prefill
 from kdlab.decode.round import Round
 from kdlab.decode.settings import make_settings
 from kdlab.kernels.stage import stage
 from kdlab.model.pair import Pair, load_pair
-from kdlab.model.prompts import PromptSet
+from kdlab.model.prompts import Prompt, PromptSet, prompt_token_ids
 from kdlab.model.ranks import Ranks
 from kdlab.provenance import run_provenance
 from kdlab.study.step_cost import Step, round_stages
 
 K26, MINI = "k2.6", "bundled"
 _G = 0.8  # of the planned routing, as in the middle of `bench round`
-_PREFILL_TOKENS, _MANY_TOKENS = 512, 96
+_PREFILL_TOKENS, _PROMPT_TOKENS, _MANY_TOKENS = 512, 128, 96
 
 Call = Callable[[], object]
 
@@ -82,6 +83,7 @@ def profiled_round(
         UnsupportedDevice: "k2.6" without a GPU, or without room for its weights.
         ArgumentError: what `load_pair`, `kdlab.generate` or the slice refuses.
     """
+    check_int("rows", rows, minimum=2)
     if model == K26:
         require_gpu(f"a round of {K26}")
         here = torch.device("cuda", torch.cuda.current_device())
@@ -151,7 +153,7 @@ def _profiled_slice(pair: Pair, point: Point) -> Profiled:
 
 
 def _pair_works(pair: Pair, rows: int, streams: int) -> Iterator[Piece]:
-    prompts = PromptSet.of("profiled", mini_prompts(-(-streams // 4)).prompts[:streams])
+    prompts = _prompts(pair, streams)
     settings = make_settings(
         pair, streams, budget=rows - 1, max_new_tokens=_MANY_TOKENS, streams=streams, graph="off", stop_token_ids=[]
     )
@@ -170,6 +172,14 @@ def _pair_works(pair: Pair, rows: int, streams: int) -> Iterator[Piece]:
     yield _round_work(name, sizes, one, place, simulated=False)
     ids = torch.tensor([engine.transcripts[0].prompt_ids], device=pair.device)
     yield _prefill_work(name, pair, one, ids, simulated=False)
+
+
+def _prompts(pair: Pair, streams: int) -> PromptSet:
+    """The beginnings of shipped prompts, of about equal lengths: the profile is about shapes, not about texts."""
+    shipped = mini_prompts(-(-streams // len(KINDS))).prompts[:streams]
+    ids = {prompt.id: prompt_token_ids(prompt, pair.tokenizer)[:_PROMPT_TOKENS] for prompt in shipped}
+    cut = [Prompt(prompt.id, prompt.kind, token_ids=tuple(ids[prompt.id])) for prompt in shipped]
+    return PromptSet.of("profiled", cut)
 
 
 def _streams(number: int) -> str:

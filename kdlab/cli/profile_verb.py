@@ -112,6 +112,7 @@ def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> in
     kept = rows_beside(arguments.out, subject) if arguments.out else None
     jobs = [job for job in jobs if arguments.only in (None, job[0])]
     frames: list[pd.DataFrame] = []
+    said: list[str] = []
     for place, (kind, options) in enumerate(jobs):
         if subject == "kernels" and frames:
             break
@@ -119,7 +120,9 @@ def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> in
         share = (begin + seconds - time.monotonic()) * _WEIGHTS[kind] / left
         frame, messages = _try(kind, options, share, arguments)
         for line in messages:
-            say(line)
+            if line not in said:
+                said.append(line)
+                say(line)
         if frame is not None and not frame.empty:
             frames.append(frame)
     if not frames:

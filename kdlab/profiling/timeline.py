@@ -29,7 +29,7 @@ SOURCE = "torch.profiler"
 _MARK, _REPEAT = "kdlab:", "repeat "
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-_PLAIN_TIMES = 5
+_PLAIN_TIMES = 3
 
 Row = dict[str, Any]
 Event = Mapping[str, Any]
