@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from kdlab.bench.collectives import RECORDED
 from kdlab.bench.full_width.point import Measured, Point, measure
 from kdlab.bench.full_width.random_pair import random_pair
 from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
-from kdlab.bench.rows import bench_row, rows_frame, state_columns
+from kdlab.bench.rows import bench_row, read_rows, rows_frame, state_columns
 from kdlab.bench.timing import require_gpu
 from kdlab.checks import check_float, check_int
 from kdlab.config import DrafterConfig, TargetConfig
@@ -21,8 +22,8 @@ from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
 from kdlab.paths import K26_SHAPES
 from kdlab.provenance import run_provenance
-from kdlab.study.step_cost import LAUNCH_US, Stage, all_reduces, round_stages
-from kdlab.study.step_fit import ALL_REDUCE_US
+from kdlab.study.collectives import MODELLED, collectives_us, fit_all_reduce
+from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
 _FEW_ROWS = (1, 8, 17, 33, 65)
@@ -66,8 +67,8 @@ def bench_round(
 ) -> RoundBench:
     """Time rounds of Kimi K2.6 at its true shapes, with random weights: one rank's slice on this GPU, or real ranks.
 
-    Of one slice collectives are modelled, not run: 8 microseconds each, in a row of their own. Real ranks run theirs
-    inside the round, and the round once more without them. Routing is planned so that the rows touch
+    One slice runs no collectives: a row of their own holds what `kdlab.study.collectives` lets expect. Real ranks run
+    theirs inside the round, and the round once more without them. Routing is planned so that the rows touch
     U = 384 (1 - (1 - 8/384)^(S n^g)) experts a layer.
 
     Args:
@@ -151,8 +152,9 @@ def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str,
         note = "the round without its collectives"
         rows.append(bench_row("round", "slice", "us", case=case, samples=found.alone, note=note, **columns))
     else:
-        calls = all_reduces(config, drafter, found.step)[0]
-        us, note = ALL_REDUCE_US * calls, f"{calls} collectives, modelled at {ALL_REDUCE_US:g} us each"
+        all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
+        us = collectives_us(config, drafter, found.step, all_reduce=all_reduce)
+        note = all_reduce.source(found.step.ranks)
         rows.append(bench_row("round", "collectives", "us", case=case, value=us, note=note, **columns))
     for name, samples in found.stages.items():
         staged = case | {"stage": name}
