@@ -21,7 +21,7 @@ def add_bench_round(benchmarks: Any, add_verb: Callable[..., argparse.ArgumentPa
         kdlab bench round --experts ep
         kdlab bench round --ranks 1 --layers 4
         kdlab bench round --seconds 400 --out data/recorded/rounds-h200.parquet
-        kdlab bench round --gpus 4 --collectives all-reduce.parquet --out data/recorded/rounds-4gpu.parquet
+        kdlab bench round --gpus 4 --out data/recorded/rounds-4gpu.parquet
         kdlab bench round --read data/recorded/rounds-4gpu.parquet
     """
     text = "Time rounds of Kimi K2.6 at its true shapes, random weights: one rank's slice on this GPU, or real ranks."
@@ -38,9 +38,9 @@ def add_bench_round(benchmarks: Any, add_verb: Callable[..., argparse.ArgumentPa
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
     examples = """
         kdlab bench collectives --gpus 2
-        kdlab bench collectives --gpus 4 --seconds 20 --out all-reduce.parquet
+        kdlab bench collectives --gpus 4 --out data/recorded/all-reduce-h200.parquet
     """
-    text = "Time the all-reduces and gatherings of Kimi K2.6's rounds over several GPUs, in captured chains."
+    text = "Time the all-reduces and gatherings of Kimi K2.6's rounds over 2, 4, ... N GPUs, in captured chains."
     parser = add_verb(benchmarks, "collectives", run_bench_collectives, text, examples)
     add_gpu_option(parser)
     parser.set_defaults(gpus=2)
@@ -81,21 +81,28 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
 
 
 def run_bench_collectives(arguments: argparse.Namespace) -> int:
-    """Time collectives over several GPUs; print a line a case."""
+    """Time collectives over 2, 4, ... and all of several GPUs; print a line a case."""
     from kdlab.checks import check_int
 
     check_int("--gpus", arguments.gpus, minimum=2)
     require_gpus(arguments.gpus, "bench collectives")
     if (status := run_on_ranks(arguments, "gpus")) is not None:
         return status
+    import pandas as pd
+
     from kdlab.bench import write_rows
     from kdlab.bench.collectives import bench_collectives, collective_table
 
-    running = join_gpus(arguments.gpus)
-    progress = _progress(running, "bench collectives", "cases")
-    rows = bench_collectives(running, seconds=arguments.seconds, progress=progress)
+    running, found = join_gpus(arguments.gpus), []
+    sizes = [size for size in range(2, arguments.gpus + 1) if size & (size - 1) == 0 or size == arguments.gpus]
+    for size in sizes:
+        first = running.first(size)
+        if first is not None:
+            progress = _progress(running, f"bench collectives of {size} ranks", "cases")
+            found.append(bench_collectives(first, seconds=arguments.seconds / len(sizes), progress=progress))
     if _leave(running) > 0:
         return 0
+    rows = pd.concat(found, ignore_index=True)
     if arguments.out:
         write_rows(rows, arguments.out)
     table = collective_table(rows).to_dict("records")

@@ -71,6 +71,16 @@ class Ranks:
         check_int("ranks", size, minimum=self.size)
         return replace(self, size=size, missing=size - self.size)
 
+    def first(self, size: int) -> "Ranks | None":
+        """Return the first `size` of these ranks with a group of their own, None on the others; every rank asks.
+
+        Raises:
+            ArgumentError: more than there are.
+        """
+        check_int("ranks", size, minimum=1, maximum=self.size)
+        group = dist.new_group(range(size))
+        return replace(self, size=size, group=group, calls=Counter()) if self.rank < size else None
+
     def shifts(self, device: torch.device) -> Tensor:
         """Return how far each part of `all_gather` is from the rank that it came from, [size] i32: 0 unless copied."""
         every = torch.arange(self.size, dtype=torch.int32, device=device)

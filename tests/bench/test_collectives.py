@@ -32,6 +32,10 @@ def on_two_ranks(rank):
     summed = sum_chain(ranks, 3, WIDTH, links=LINKS, device=CPU, dtype=torch.float64)()
     gathered = gather_chain(ranks, 24, links=LINKS, device=CPU)()
     largest = ranks.largest([1.0 + rank, 5.0 - rank])
+    first = ranks.first(1)
+    assert (first is None) == (rank == 1)
+    if first is not None:
+        assert first.all_reduce(torch.ones(1), "mlp").item() == 1
     ranks.close()
     return [one.numpy() for one in summed], gathered.numpy(), dict(ranks.calls), largest
 
