@@ -123,6 +123,12 @@ def all_reduces(target: TargetConfig, drafter: DrafterConfig | None, step: Step)
     return calls, moved
 
 
+def rank_weights(target: TargetConfig, drafter: DrafterConfig, ranks: int) -> int:
+    """Return about how many bytes of weights one rank holds: what a round of one row reads that wakes every expert."""
+    stages = round_stages(target, drafter, Step(1, float(target.n_routed_experts), context=0, ranks=ranks))
+    return sum(stage.cost.bytes for stage in stages) + _VALUE * target.vocab_size * target.hidden_size // ranks
+
+
 def linear_cost(rows: int, inner: int, outer: int, calls: int = 1) -> Cost:
     """Return the cost of `calls` products of [rows, inner] with different weights [outer, inner]."""
     values = inner * outer + rows * (inner + outer)
