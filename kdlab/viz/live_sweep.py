@@ -1,10 +1,11 @@
 """A sweep that runs while one looks at it: a thread works, a widget shows how far it is and the curve so far."""
 
+import asyncio
 import atexit
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -19,6 +20,8 @@ from kdlab.viz.live_sweep_figure import plot_live_sweep
 
 _END_S = 5.0
 """How long whoever takes the widget away waits for the round that runs."""
+_LOOK_S = 0.05
+"""How often who awaits it looks whether it has ended."""
 _DRAWING_SHARE = 0.1
 """Most of the time that drawing may take from the work."""
 
@@ -27,11 +30,10 @@ class LiveSweep(ipywidgets.VBox):
     """A sweep in progress: turns done and left, and the curve so far with its intervals, updated in place.
 
     The work runs in a thread of its own, which sets traits and prints nothing. It can be stopped, by the button or by
-    `stop`, and what it has stays: whole turns, a table like that of a finished sweep. Where nobody looks (papermill, a
-    script) `wait` runs it to its end all the same, and `static` draws what the widget would show.
-
-    While a cell waits, the button reaches a kernel that has subshells (ipykernel 7); with others interrupt the kernel,
-    which stops the sweep too.
+    `stop`, and what it has stays: whole turns, a table like that of a finished sweep. `await live_sweep` in a notebook
+    gives that table once the sweep has ended, and lets the button through meanwhile (from ipykernel 7 on; with an older
+    one interrupt the kernel, which stops the sweep as well). Papermill and scripts, where nobody looks, run it to its
+    end by the same words or by `wait`, and `static` draws what the widget would show.
 
     Args:
         parts: what does the work as it is iterated: it yields the rows of a turn, or None at a moment at which it may
@@ -92,6 +94,17 @@ class LiveSweep(ipywidgets.VBox):
         """Ask the sweep to end after the current round; returns at once."""
         self._asked.set()
         self.button.disabled = True
+
+    def __await__(self) -> Generator[Any, None, pd.DataFrame]:
+        """As `wait`, but the caller's event loop goes on: a kernel hears the button."""
+        self.start()
+        try:
+            while not self._ended.is_set():
+                yield from asyncio.sleep(_LOOK_S).__await__()
+        except BaseException:  # an interruption, or a task that was cancelled
+            self._leave()
+            raise
+        return self.wait()
 
     def wait(self) -> pd.DataFrame:
         """Work to the end, or until it is stopped, and return the result; an interruption stops it.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -20,6 +21,8 @@ CONNECTED = """() => {
     const kernel = session?.session?.kernel;
     return session?.isReady && kernel?.connectionStatus === 'connected' && kernel.status === 'idle';
 }"""
+ROOT = Path(__file__).resolve().parents[2]
+MILLISECONDS = 90_000
 QUIET = '{"fetchNews": "false", "checkForUpdates": false}'
 
 
@@ -30,6 +33,28 @@ def find_chromium():
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
     return found
+
+
+@contextlib.contextmanager
+def open_notebook(notebook, folder):
+    """Open a notebook in JupyterLab in a browser; gives the page, and the list that its errors are put into."""
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium, errors = find_chromium(), []
+    with (
+        jupyter_lab(notebook.parent, folder, {"PYTHONPATH": str(ROOT)}) as (address, token),
+        playwright.sync_playwright() as tools,
+    ):
+        browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        page = browser.new_context(viewport={"width": 1400, "height": 1200}).new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(f"{address}/lab/tree/{notebook.name}?token={token}&reset", wait_until="domcontentloaded")
+        page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=MILLISECONDS)
+        page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=MILLISECONDS)
+        page.wait_for_function(CONNECTED, timeout=MILLISECONDS)
+        yield page, errors
+        browser.close()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import io
 import json
 import time
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -13,12 +12,10 @@ from PIL import Image
 import kdlab
 from kdlab.report import read_notebook
 from kdlab.viz.round_drawing import arrange
-from tests.browser.jupyter_lab import CONNECTED, find_chromium, jupyter_lab
+from tests.browser.jupyter_lab import MILLISECONDS, ROOT, open_notebook
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "20_draft_trees.ipynb"
 CELLS = ("parameters", "setup", "settings", "explorer", "depth")
-MILLISECONDS = 90_000
 # A prompt that would change the page's title if it ever became markup.
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script> if x < 3:"
 # The theme's name changes before its colours do.
@@ -81,27 +78,12 @@ class Explorer:
 
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory):
-    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium, folder = find_chromium(), tmp_path_factory.mktemp("lab")
-    notebook, errors = shortened(folder), []
-    with (
-        jupyter_lab(notebook.parent, folder, {"PYTHONPATH": str(ROOT)}) as (address, token),
-        playwright.sync_playwright() as tools,
-    ):
-        browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        page = browser.new_context(viewport={"width": 1400, "height": 1200}).new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.goto(f"{address}/lab/tree/{notebook.name}?token={token}&reset", wait_until="domcontentloaded")
-        page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=MILLISECONDS)
-        page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=MILLISECONDS)
-        page.wait_for_function(CONNECTED, timeout=MILLISECONDS)
+    folder = tmp_path_factory.mktemp("lab")
+    with open_notebook(shortened(folder), folder) as (page, errors):
         page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
         page.locator(".jp-OutputArea-output", has_text="cells done").wait_for(timeout=2 * MILLISECONDS)
         run = kdlab.load_run(folder / "20_rounds.parquet")
         yield Explorer(page, run, kdlab.load_pair("bundled").tokenizer, errors)
-        browser.close()
 
 
 def number(explorer, name):

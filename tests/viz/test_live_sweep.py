@@ -1,5 +1,6 @@
-"""The live sweep without a browser: in place, stopped, failed, closed; the thread that runs it never ends the process."""
+"""The live sweep without a browser: in place, stopped, failed, closed; its thread never ends the process."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -132,6 +133,30 @@ def test_an_interruption_of_wait_stops_it(work):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         live.wait()
+    assert work.closed.is_set()
+    assert live.state == "stopped"
+
+
+def test_awaited_it_lets_others_run_and_a_cancelled_task_stops_it(work):
+    async def both(live):
+        work.go.release(6)
+        table, _ = await asyncio.gather(waiting(live), asyncio.sleep(0))
+        return table
+
+    async def waiting(live):
+        return await live
+
+    async def cancelled(live):
+        task = asyncio.create_task(waiting(live))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert len(asyncio.run(both(LiveSweep(work, 6)))) == 18
+    work.closed.clear()
+    live = LiveSweep(work, 6)
+    asyncio.run(cancelled(live))
     assert work.closed.is_set()
     assert live.state == "stopped"
 
