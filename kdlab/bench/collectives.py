@@ -27,8 +27,8 @@ from kdlab.paths import DATA, K26_SHAPES
 from kdlab.provenance import run_provenance
 from kdlab.study.step_cost import Step
 
-ROWS = (1, 2, 4, 8, 16, 32, 33, 64, 65, 264, 520)
-"""Rows of an all-reduce: those of one stream, and 33 and 65 rows of eight streams."""
+ROWS = (1, 2, 4, 8, 16, 32, 33, 64, 65, 264, 520, 2080)
+"""Rows of an all-reduce: those of one stream, 33 and 65 rows of eight streams, 65 of 32."""
 LINKS = 64
 RECORDED = DATA / "recorded" / "all-reduce-h200.parquet"
 SPLIT = 8
@@ -200,7 +200,7 @@ def _cases(ranks: int, width: int, drafter: DrafterConfig) -> list[tuple[str, di
     for rows in ROWS:
         case = shared | {"what": "residual", "rows": rows, "width": width, "bytes": rows * width * itemsize}
         found.append(("all_reduce", case, partial(sum_chain, rows=rows, width=width)))
-    for streams, rows in ((1, 1), (1, 65), (8, 65)):
+    for streams, rows in ((1, 1), (1, 65), (8, 65), (32, 65)):
         for what, nbytes in messages(drafter, SPLIT, streams=streams, rows=rows).items():
             if what == "target_sample" or rows > 1:
                 case = shared | {"what": what, "rows": streams * rows, "bytes": nbytes}
