@@ -1,6 +1,7 @@
 """`kdlab profile`: where the time of rounds and kernels goes, launch by launch."""
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -181,15 +182,14 @@ def _watch(
     from kdlab.bench.profiled import profiled
     from kdlab.profiling import profile_timeline
 
+    gc.collect()  # the last subject's weights and graphs
+    torch.cuda.empty_cache()
     try:
         subject = profiled(**options)
         layers, repeats = arguments.per_layer, arguments.repeats
         return profile_timeline(subject.works, subject.provenance, repeats=repeats, layers=layers, seconds=seconds)
     except torch.OutOfMemoryError as failure:
         raise KdlabError(str(failure).splitlines()[0]) from failure
-    finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

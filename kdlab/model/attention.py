@@ -184,7 +184,8 @@ class LatentAttention(nn.Module):
                 skinny_matmul(o.transpose(0, 1), value_up.mT, out=heads.transpose(0, 1), impl=plan.ops)
         else:
             o = self._attend_in_torch(x, key_up, plan).flatten(0, 1)
-            heads = torch.bmm(o.transpose(0, 1), value_up.mT).transpose(0, 1)
+            with stage("latent projections"):
+                heads = torch.bmm(o.transpose(0, 1), value_up.mT).transpose(0, 1)
         with stage("o_proj"):
             return skinny_linear(heads.flatten(1), self.o, impl=plan.ops)
 
@@ -192,17 +193,20 @@ class LatentAttention(nn.Module):
         """Return o [S, N, H, C]; differentiable where there is no cache."""
         config, latent_dim = self.config, self.config.kv_lora_rank
         q_nope, q_rope, kv = self._project(x, plan.ops)
-        latent, k_rope = kv.split(self.down_widths[1:], dim=-1)
-        # The shared key rides along as one more head, so that one rotation serves both.
-        both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
-        latent = rms_norm(latent, self.kv_norm, config.latent_norm_eps)
-        q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
-        q = torch.cat([q_latent, both[:, :-1]], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
-        rows = torch.cat([latent, both[:, -1]], dim=-1).view(q.shape[0], q.shape[1], -1)
-        if plan.cache is not None and plan.places is not None and plan.keys.rows is not None:
-            plan.cache.write_at(self.layer, rows, plan.places)
-            rows = plan.cache.read_at(self.layer, plan.keys.rows)
-        return attend(q, rows, plan.keys, config.softmax_scale, latent_dim)[0]
+        with stage("norm_rope"):
+            latent, k_rope = kv.split(self.down_widths[1:], dim=-1)
+            # The shared key rides along as one more head, so that one rotation serves both.
+            both = rotate(torch.cat([q_rope, k_rope[:, None]], dim=1), plan.rope, config.rope_interleave)
+            latent = rms_norm(latent, self.kv_norm, config.latent_norm_eps)
+        with stage("latent projections"):
+            q_latent = torch.bmm(q_nope.transpose(0, 1), key_up).transpose(0, 1)
+        with stage("attention"):
+            q = torch.cat([q_latent, both[:, :-1]], dim=-1).unflatten(0, (plan.keys.bias.shape[0], -1))
+            rows = torch.cat([latent, both[:, -1]], dim=-1).view(q.shape[0], q.shape[1], -1)
+            if plan.cache is not None and plan.places is not None and plan.keys.rows is not None:
+                plan.cache.write_at(self.layer, rows, plan.places)
+                rows = plan.cache.read_at(self.layer, plan.keys.rows)
+            return attend(q, rows, plan.keys, config.softmax_scale, latent_dim)[0]
 
     def _attend_by_kernels(self, x: Tensor, key_up: Tensor, plan: KernelPlan) -> Tensor:
         """Return o [S, N, H, C], 0 in rows that are not in use."""
