@@ -63,12 +63,11 @@ def count_launches(command: Sequence[str], facts: Path, *, seconds: float) -> tu
     filters = ["--target-processes", "application-only", "--nvtx", "--nvtx-include", f"{DOMAIN}@{PROFILED}/"]
     metrics = [metric for metric, _ in METRICS.values()]
     table = run_ncu(command, metrics, options=filters, timeout_s=seconds + _LATE_S)
-    if not table:
+    found = json.loads(facts.read_text()) if facts.exists() else {"works": [], "messages": []}
+    rows, messages = launch_rows(table, found["works"]), [f"counters: {line}" for line in found["messages"]]
+    if not rows and not messages:
         raise KdlabError(f"hardware counters: no kernel inside a range of the NVTX domain {DOMAIN!r}")
-    found = json.loads(facts.read_text())
-    rows = launch_rows(table, found["works"])
-    frame = launches_frame(rows, found["provenance"], found["before"], found["after"])
-    return frame, [f"counters: {line}" for line in found["messages"]]
+    return launches_frame(rows, found["provenance"], found["before"], found["after"]), messages
 
 
 def launch_rows(table: Sequence[Mapping[str, str]], works: Sequence[Mapping[str, Any]]) -> list[Row]:

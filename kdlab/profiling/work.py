@@ -41,7 +41,7 @@ def columns_of(work: Work) -> dict[str, Any]:
 
 def kernel_name(text: str) -> str:
     """Return a kernel's name without return type, template arguments and parameters."""
-    name, nested = text.replace("(anonymous namespace)::", ""), re.compile(r"<[^<>]*>")
+    name, nested = re.sub(r"(\(anonymous namespace\)|<unnamed>)::", "", text), re.compile(r"<[^<>]*>")
     while nested.search(name):
         name = nested.sub("", name)
     return (name.partition("(")[0].split() or [text])[-1]

@@ -19,8 +19,8 @@ METRICS = {
 
 def line(number, kernel, stack):
     """One line of the raw page; quotes inside a cell are doubled."""
-    ranges = "  ".join(f'""kdlab:{name}:none:none:none:none:none:none""' for name in stack)
-    cells = [str(number), "7", kernel, f"1  {ranges}", "(264, 1, 1)", "(128, 1, 1)", *METRICS.values()]
+    ranges = "  ".join(f'""kdlab:{name}:none:none:RGB:0xff:REGISTERED:{name}""' for name in stack)
+    cells = [str(number), "7", kernel, f"7  {ranges} ", "(264, 1, 1)", "(128, 1, 1)", *METRICS.values()]
     return ",".join(f'"{cell}"' for cell in cells)
 
 
@@ -33,12 +33,12 @@ def page(launches):
     return "\n".join(["==PROF== Connected to process 7", header, units, *lines, "==PROF== Disconnected", ""])
 
 
-def leave(facts, works):
+def leave(facts, works, messages=()):
     """Write the file that the child leaves."""
     states = {"before": {"sm_clock_mhz": 1980.0}, "after": {}}
     provenance = {"gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}
     with open(facts, "w") as file:
-        json.dump({"works": works, "provenance": provenance, "messages": [], **states}, file)
+        json.dump({"works": works, "provenance": provenance, "messages": list(messages), **states}, file)
 
 
 WORK = {"subject": "round", "case": "mini", "simulated": False, "rows": 33, "streams": 1, "context": 64, "layers": 2}

@@ -34,8 +34,19 @@ def test_lines_become_launches_with_case_stage_and_layer():
 
 def test_launches_of_other_domains_and_outside_of_cases_are_left_out():
     page = ncu_program.page([("mine", ["profiled", "case 0"]), ("nobodys", []), ("outside", ["attention"])])
-    page = page.replace("nobodys\",\"1  ", 'nobodys","1  ""other:case 0:none:none:none:none:none:none""')
+    foreign = '""<default domain>:case 0:none:none:RGB:0xff:REGISTERED:case 0""'
+    assert 'nobodys","7  ' in page
+    page = page.replace('nobodys","7  ', f'nobodys","7  {foreign}').replace('7  ""kdlab', f'7  {foreign}  ""kdlab')
     assert [row["kernel"] for row in launch_rows(read_csv(page), [ncu_program.WORK])] == ["mine"]
+
+
+def test_a_child_that_had_no_time_says_what_was_left_out(ncu, tmp_path):
+    facts = tmp_path / "facts.json"
+    ncu_program.leave(facts, [], ["out of time: left out from mini"])
+    (tmp_path / "ncu").write_text("#!/bin/sh\necho ==PROF== Connected\n")
+    launches, messages = count_launches(["program"], facts, seconds=5.0)
+    assert launches.empty
+    assert messages == ["counters: out of time: left out from mini"]
 
 
 @pytest.fixture

@@ -92,6 +92,8 @@ def test_places_follow_from_the_open_ranges():
     [
         ("verify_merge", "verify_merge"),
         ("void at::native::(anonymous namespace)::fill<at::Half, (int)4>(int, at::Half*)", "at::native::fill"),
+        ("void at::vectorized<8, at::<unnamed>::f(at::Scalar)::[lambda() (instance 1)]>(int)", "at::vectorized"),
+        ("void at::<unnamed>::fill<4>(int)", "at::fill"),
         ("nvjet_tst_128x8_TNT", "nvjet_tst_128x8_TNT"),
         ("void f<g<int>(h<2>)>(float *)", "f"),
         ("", ""),
