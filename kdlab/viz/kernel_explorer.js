@@ -49,17 +49,18 @@ export function pointWords(view, point, shown) {
   return `${place}: ${first.name} is the quickest with ${first.time}${bound}`;
 }
 
-/** Where a key leads, as the traits to set; null for keys that mean nothing here. */
+/** Where a key leads, as the traits to set; null for keys that mean nothing here, or not before the view is there. */
 export function keyMove(key, view, state) {
   const step = (list, value, by) => list[Math.min(Math.max(list.indexOf(value) + by, 0), list.length - 1)];
+  if (key === "PageUp") return { op: step(view.ops, state.op, -1) };
+  if (key === "PageDown") return { op: step(view.ops, state.op, 1) };
+  if (["op", "x", "case"].some((name) => state[name] !== view[name])) return null;
   const point = (by) => ({ point: Math.min(Math.max(state.point + by, 0), view.values.length - 1) });
   switch (key) {
     case "ArrowLeft": return point(-1);
     case "ArrowRight": return point(1);
     case "ArrowUp": return { case: step(view.cases, view.case, -1) };
     case "ArrowDown": return { case: step(view.cases, view.case, 1) };
-    case "PageUp": return { op: step(view.ops, view.op, -1) };
-    case "PageDown": return { op: step(view.ops, view.op, 1) };
     case "x": return { x: view.sizes[(view.sizes.indexOf(view.x) + 1) % view.sizes.length] };
   }
   const arm = /^[1-9]$/.test(key) ? view.arms[key - 1] : undefined;
@@ -295,7 +296,8 @@ function render({ model, el }) {
   root.addEventListener("keydown", (event) => {
     // A menu with the focus has its own use for the same keys.
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "SELECT") return;
-    const state = { point: model.get("point"), arms: model.get("arms") };
+    const names = ["op", "x", "case", "point", "arms"];
+    const state = Object.fromEntries(names.map((name) => [name, model.get(name)]));
     const changes = keyMove(event.key, model.get("view"), state);
     if (changes === null) return;
     event.preventDefault();

@@ -57,8 +57,9 @@ class KernelExplorer(anywidget.AnyWidget):
         self, table: pd.DataFrame, launches: pd.DataFrame | None = None, *,
         provenance: Mapping[str, Any] | None = None, notes: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self.lines, self._provenance, self._notes = KernelLines(table), provenance, tuple(notes)
-        self._counted = _counted(launches)
+        self.lines, self._provenance = KernelLines(table), provenance
+        self._counted = {} if launches is None else _counted(launches)
+        self._notes = (*notes, *(f"launches counted at commit {commit[:9]}" for commit in _commits(launches)))
         op = self.lines.ops[0]
         self._whole_case = self.lines.first_case(op)
         x = self.lines.sizes(op)[0]
@@ -170,13 +171,18 @@ def _number(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
-def _counted(launches: pd.DataFrame | None) -> dict[tuple[str, str, str], dict[str, Any]]:
+def _calls(launches: pd.DataFrame) -> pd.DataFrame:
+    return launches[(launches["subject"] == "kernels") & (launches["source"] == "ncu")]
+
+
+def _commits(launches: pd.DataFrame | None) -> list[str]:
+    return [] if launches is None else list(_calls(launches)["commit"].dropna().unique())
+
+
+def _counted(launches: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:
     """What a call of (op, arm, case) moved, how busy the matrix units were over its time, and its kernels' names."""
-    if launches is None:
-        return {}
     found = {}
-    own = launches[(launches["subject"] == "kernels") & (launches["source"] == "ncu")]
-    for (op, name), rows in own.groupby(["stage", "case"], sort=False):
+    for (op, name), rows in _calls(launches).groupby(["stage", "case"], sort=False):
         case, _, arm = name.removeprefix(f"{op} ").removesuffix(")").rpartition(" (")
         time = rows["duration_us"]
         tensor = (rows["tensor_pct"] * time).sum(min_count=len(rows)) / time.sum()

@@ -90,12 +90,14 @@ def plot_timeline(
     ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.7 + 0.22 * len(stages)))
     places = {key: place for place, key in enumerate([(IDLE, IDLE), *stages])}
     gaps = _gaps(rows)
-    _draw_bars(ax, gaps, places[IDLE, IDLE], theme.BLACK)
+    # Without an edge: thousands of gaps narrower than a pixel would look like one that lasts.
+    _draw_bars(ax, gaps, places[IDLE, IDLE], theme.BLACK, edge=0.0)
     for (phase, stage), place in list(places.items())[1:]:
         own = rows[(rows["phase"] == phase) & (rows["stage"] == stage)]
         _draw_bars(ax, own[["start_us", "end"]].to_numpy(dtype=float), place, PHASE_COLOURS[phase])
     end = float(rows["end"].max()) if until_us is None else until_us
     ax.set_xlim(0.0, end)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     ax.set_yticks(range(len(places)), [theme.drawable(stage) for _, stage in places])
     ax.set_ylim(len(places) - 0.4, -0.6)
     theme.style_axes(ax, title=title, xlabel="µs since the round's first launch", ylabel="", grid="x")
@@ -196,8 +198,8 @@ def _gaps(rows: pd.DataFrame) -> np.ndarray:
     return found[found[:, 1] - found[:, 0] > _LEAST_GAP_US]
 
 
-def _draw_bars(ax: Axes, spans: np.ndarray, place: int, colour: str) -> None:
+def _draw_bars(ax: Axes, spans: np.ndarray, place: int, colour: str, edge: float = 0.4) -> None:
     low, high = place - 0.36, place + 0.36
     corners = [[(begin, low), (end, low), (end, high), (begin, high)] for begin, end in spans]
-    # Edges of the same colour keep a launch of a pixel's width in sight.
-    ax.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=colour, linewidths=0.4, zorder=3))
+    # Edges of the same colour keep a launch of less than a pixel's width in sight.
+    ax.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=colour, linewidths=edge, zorder=3))

@@ -16,9 +16,11 @@ from kdlab.bench import read_rows, write_rows
 from kdlab.bench.kernels import kernel_table, verdict_lines
 from kdlab.cli import main
 from kdlab.errors import ComparisonError
+from kdlab.profiling import load_nsight, stage_shares, write_launches
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
 from kdlab.report.pdf import find_browser
 from tests.bench.samples import counted_rows, kernel_rows
+from tests.profiling.rounds import profiled
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -34,11 +36,16 @@ FIGURES = {
         "20_draft_tree", "20_by_depth", "20_by_rank", "20_after_sibling", "20_calibration", "20_missed_mass",
     },
     "30_kernels": {
-        "30_overview", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits", "30_trees",
-        "30_experts", "30_cache",
+        "30_overview", "30_explorer", "30_errors", "30_attention", "30_attention_rank", "30_naive_reads", "30_logits",
+        "30_trees", "30_experts", "30_cache",
+    },
+    "40_nsight": {
+        "40_shares", "40_busy", "40_timeline_graph", "40_timeline_eager", "40_bytes", "40_roofline", "40_tensor",
     },
     "90_report": {"90_tokens_per_round", "90_by_kind", "90_budget_sweep", "90_kernels"},
 }  # fmt: skip
+DRAWN = ("30_kernels", "40_nsight")
+"""Notebooks that draw what a GPU left, and run no pair."""
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '<script>alert("kdlab")</script>\n```\n<img src=x onerror=alert(1)>\n"""Load settings."""\n'
 """A prompt that would run in the report if its markup were not text."""
@@ -108,11 +115,22 @@ def recorded_rows(folder):
     return {name: str(path) for name, path in paths.items()}
 
 
+def recorded_launches(folder):
+    """The recorded launches and ceilings that ship, or made-up ones of one card."""
+    launches, rows = RECORDED / "nsight-h200.parquet", RECORDED / "kernels-h200.parquet"
+    if not launches.exists():
+        launches, rows = folder / launches.name, folder / f"made-up-{rows.name}"
+        write_launches(profiled(prefill=True), launches)
+        write_rows(kernel_rows(), rows)
+    return {"recorded": str(launches), "recorded_kernels": str(rows)}
+
+
 @pytest.fixture(scope="module")
 def smoke_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
     own = {"00_start_here": {"prompt": HOSTILE}, "30_kernels": recorded_rows(folder)}
+    own["40_nsight"] = recorded_launches(folder)
     runs = {}
     for path in NOTEBOOKS:
         parameters = given | own.get(path.stem, {})
@@ -126,7 +144,7 @@ def test_smoke_runs_finish_and_draw_every_figure(smoke_runs):
     assert set(runs) == set(FIGURES)
     for name, run in runs.items():
         assert run.record["final"] is True
-        assert run.record["provenance"].get("pair") == (None if name == "30_kernels" else "bundled")
+        assert run.record["provenance"].get("pair") == (None if name in DRAWN else "bundled")
     for name in set().union(*FIGURES.values()):
         assert (folder / "figures" / f"{name}.png").read_bytes().startswith(PNG)
 
@@ -182,6 +200,21 @@ def test_without_a_gpu_the_kernels_are_drawn_from_recorded_rows_and_every_figure
     for cell in code_cells(read_notebook(FOLDER / "30_kernels.ipynb")):
         if "show_figure(" in cell.source:
             assert re.search(r"notes=(notes|where|\[\*notes)", cell.source), cell.id
+
+
+@pytest.mark.notebook
+def test_without_a_gpu_the_rounds_are_drawn_from_recorded_launches_and_every_figure_says_so(smoke_runs):
+    folder, run = smoke_runs[0], smoke_runs[1]["40_nsight"]
+    launches = load_nsight(recorded_launches(folder)["recorded"])
+    gpu, shares = launches["gpu"].iloc[0], stage_shares(launches)
+    assert run.record["messages"] == []
+    assert len(run.record["stage shares"]) == len(shares)
+    (conclusion,) = run.record["conclusion"]
+    assert conclusion.startswith(f"Where a round's time goes, on {gpu}: ")
+    assert f"**recorded, not profiled on this machine**: {gpu}" in run.output.read_text(encoding="utf-8")
+    for cell in code_cells(read_notebook(FOLDER / "40_nsight.ipynb")):
+        if "viz.plot_" in cell.source:
+            assert "notes=notes" in cell.source, cell.id
 
 
 @pytest.mark.notebook

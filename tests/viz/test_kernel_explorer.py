@@ -142,6 +142,7 @@ def test_counted_launches_stand_at_their_arm_and_case_weighted_by_time(table):
     }  # fmt: skip
     assert [arms["wgmma"][2]["counted"], arms["mma"][1]["counted"]] == [None, None]
     assert shown.view["counted"]
+    assert shown.view["caption"] == "launches counted at commit abc"
 
 
 def test_what_was_not_counted_is_empty_and_rounds_are_no_calls(table):

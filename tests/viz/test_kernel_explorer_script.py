@@ -65,8 +65,16 @@ def test_the_point_in_words(shown):
     ],
 )  # fmt: skip
 def test_keys_move_point_case_op_size_and_arms(shown, key, moves):
-    data = {"key": key, "view": shown.view, "state": {"point": 1, "arms": ["wgmma", "mma"]}}
+    state = {name: shown.view[name] for name in ("op", "x", "case")} | {"point": 1, "arms": ["wgmma", "mma"]}
+    data = {"key": key, "view": shown.view, "state": state}
     assert run_module(MODULE, "m.keyMove(data.key, data.view, data.state)", data) == moves
+
+
+def test_only_the_op_moves_before_the_view_of_the_last_key_is_there(shown):
+    state = {"op": "draft_topk", "x": shown.view["x"], "case": shown.view["case"], "point": 1, "arms": []}
+    script = "['PageDown', 'ArrowRight', 'ArrowDown', 'x', '1'].map((key) => m.keyMove(key, data.view, data.state))"
+    found = run_module(MODULE, script, {"view": shown.view, "state": state})
+    assert found == [{"op": "tree_build"}, None, None, None, None]
 
 
 @pytest.mark.parametrize("values", [[1, 9, 17, 33, 65], [33], [0.5, 8600], [7.7475, 112.8]])
