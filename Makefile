@@ -9,7 +9,7 @@ JOBS ?= 2
 
 VENV := .venv
 LOCK := requirements-cpu.lock
-NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 90_report
+NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 40_nsight 90_report
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
 PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
