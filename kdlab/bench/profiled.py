@@ -11,6 +11,7 @@ from kdlab.bench.full_width.point import Point, rounds_at
 from kdlab.bench.full_width.routing import plan_routing
 from kdlab.bench.full_width.suite import k26_pair
 from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, in_turns
+from kdlab.bench.kernels.table import case_words
 from kdlab.bench.mini_rounds import KINDS, mini_prompts
 from kdlab.bench.timing import require_gpu
 from kdlab.checks import check_int
@@ -120,7 +121,7 @@ def _op_work(case: Any, name: str) -> Piece:
 
     places = {"rows": "rows", "streams": "streams", "context": "prefix"}
     sizes = {column: case.sizes.get(name) for column, name in places.items()}
-    return Piece("kernels", f"{case.name} ({name})", sizes, run, simulated=True)
+    return Piece("kernels", f"{case.op} {case_words(case.sizes)} ({name})", sizes, run, simulated=True)
 
 
 def _provenance(pair: Pair, floors: Mapping[str, Any] | None = None) -> dict[str, Any]:
