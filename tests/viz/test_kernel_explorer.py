@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 from traitlets import TraitError
 
+from kdlab.bench import read_rows
 from kdlab.bench.kernels import kernel_table
 from kdlab.errors import ArgumentError
+from kdlab.paths import DATA
 from kdlab.profiling import launches_frame
 from kdlab.viz import KernelExplorer, png_bytes
 from kdlab.viz.kernel_explorer_lines import KernelLines
@@ -16,6 +18,7 @@ from tests.bench.samples import kernel_rows
 from tests.profiling.samples import PROVENANCE, launch
 
 FACTS = {"gpu": "GPU X", "git_commit": "0123456789"}
+RECORDED = DATA / "recorded" / "kernels-h200.parquet"
 CASE = "S=1 N=33 prefix=1024 H=64"
 
 
@@ -64,6 +67,23 @@ def test_an_op_of_one_case_still_has_a_size_and_one_without_sizes_is_refused(tab
         KernelLines(table[table["op"] == "moe_int4"].assign(streams=0, rows=0, width=0))
     with pytest.raises(ArgumentError, match="table"):
         KernelLines(table.iloc[:0])
+
+
+def test_a_case_that_was_timed_twice_is_one_point_with_its_first_times(table):
+    twice = pd.concat([table, table.assign(us=2.0 * table["us"])], ignore_index=True)
+    assert KernelExplorer(twice).view == KernelExplorer(table).view
+
+
+def test_every_view_of_the_recorded_benchmark_goes_through_json():
+    shown = KernelExplorer(kernel_table(read_rows(RECORDED)))
+    for op in shown.lines.ops:
+        shown.op = op
+        for x in shown.lines.sizes(op):
+            shown.set_state({"x": x})
+            for case in shown.lines.cases(op, x):
+                shown.set_state({"case": case})
+                assert (shown.view["op"], shown.view["x"], shown.view["case"]) == (op, x, case)
+                json.dumps(shown.view, allow_nan=False)
 
 
 def test_arms_of_an_op_are_told_apart_by_hue_or_mark(table):
