@@ -56,7 +56,8 @@ def _cell(value: Any, whole: bool) -> str:
     if isinstance(value, float):
         # Three decimals, as the notebooks' own tables have them.
         return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1e6 else f"{value:.4g}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+    return text if text.isprintable() else repr(text)
 
 
 class Progress:

@@ -20,7 +20,7 @@ def marker_path(output: Path) -> Path:
     return output.with_suffix(".done.json")
 
 
-def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
+def run_fingerprint(notebook: Path, parameters: Mapping[str, Any], content: bytes | None = None) -> str:
     """Hash all that decides what a run gives.
 
     That is the notebook, its parameters, kdlab's source, the shipped data, files that parameters name, and the
@@ -29,6 +29,7 @@ def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
     Args:
         notebook: the file.
         parameters: the values given, in their JSON form.
+        content: of the file, where it was read already.
 
     Returns:
         A SHA-256 in hexadecimal.
@@ -37,7 +38,7 @@ def run_fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
         OSError: the notebook or shipped data cannot be read.
     """
     parts = {
-        "notebook": _file_sha256(notebook),
+        "notebook": _file_sha256(notebook) if content is None else hashlib.sha256(content).hexdigest(),
         "parameters": dict(parameters),
         "source": source_sha256(),
         "data": _folder_sha256(DATA),

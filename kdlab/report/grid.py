@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -87,8 +88,8 @@ def run_grid(
     """
     path, root = Path(notebook).resolve(), grid_folder(name, folder).resolve()
     for argument, limit in {"timeout_s": timeout_s, "cell_timeout_s": cell_timeout_s}.items():
-        if limit is not None and not limit > 0:
-            raise ArgumentError(argument, "a number of seconds above 0, or None", limit)
+        if limit is not None and not 0 < limit < math.inf:
+            raise ArgumentError(argument, "a finite number of seconds above 0, or None", limit)
     if scheduler is not None and (workers is not None or gpus is not None):
         raise ArgumentError("scheduler", "either a scheduler, or workers or gpus of this machine", "both")
     session = uuid.uuid4().hex[:12]
@@ -126,7 +127,10 @@ def _refuse_second(root: Path) -> None:
 def _write_state(root: Path, tasks: Sequence[PointTask]) -> None:
     notebook, path = tasks[0].notebook, root / PLAN
     if path.is_file():
-        earlier = json.loads(path.read_text())["notebook"]
+        try:
+            earlier = json.loads(path.read_text())["notebook"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArgumentError("name", f"a grid whose {PLAN} is whole", f"{path}, which is broken") from error
         if earlier != notebook:
             got = f"{root.name}, a grid of {earlier}"
             raise ArgumentError("name", f"a new one, or one of a grid of {notebook}", got)
@@ -169,6 +173,7 @@ def _run(
         coming = run_here(todo, places, shown.running)
     else:
         coming = run_over_dask(todo, scheduler, shown.workers)
+    save_results(name, root, tasks, ends)  # whoever kills this process finds a table, and a full disk is seen now
     saved = time.monotonic()
     try:
         with contextlib.closing(coming):
@@ -177,8 +182,11 @@ def _run(
                     ends[end.name] = end
                 shown(end)
                 if end is not None and time.monotonic() - saved > SAVE_EVERY_S:
-                    save_results(name, root, tasks, ends)
                     saved = time.monotonic()
+                    try:
+                        save_results(name, root, tasks, ends)
+                    except OSError as error:  # the points go on, and the last table is the one that counts
+                        progress(f"{name}: the table could not be written now: {error}")
     except KeyboardInterrupt:
         ends |= _ends_of_done([task for task in todo if task.name not in ends])
         progress(f"{name}: interrupted; what is done is kept, and the same command goes on from there")

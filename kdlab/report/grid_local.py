@@ -77,7 +77,11 @@ def run_here(
                 task = waiting.get_nowait()
             except queue.Empty:
                 return
-            ends.put(run_point(task, place, places[place], stop.is_set, partial(say, task.name)))
+            try:
+                end = run_point(task, place, places[place], stop.is_set, partial(say, task.name))
+            except BaseException as error:  # the grid would wait for ever for a point whose thread is gone
+                end = PointEnd(task.name, "failed", problem=f"{type(error).__name__}: {error}", place=place)
+            ends.put(end)
 
     threads = [threading.Thread(target=work, args=(place,)) for place in list(places)[: len(tasks)]]
     for thread in threads:

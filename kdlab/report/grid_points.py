@@ -74,7 +74,12 @@ def check_points(
 
 def describe(values: Mapping[str, Any]) -> str:
     """Return the values of a point as a line."""
-    return ", ".join(f"{name}={value}" for name, value in values.items()) or "the defaults"
+    return ", ".join(f"{name}={_one_line(value)}" for name, value in values.items()) or "the defaults"
+
+
+def _one_line(value: Any) -> str:
+    text = str(value)
+    return text if text.isprintable() else repr(text)  # a line break or a terminal's codes would spoil what is printed
 
 
 def point_name(values: Mapping[str, Any]) -> str:
@@ -133,8 +138,9 @@ def _read_csv(path: Path, declared: Mapping[str, Parameter]) -> list[dict[str, A
                     raise ArgumentError(str(path), f"{len(reader.fieldnames or [])} cells a line", got)
                 texts = [f"{name}={text}" for name, text in row.items() if text]
                 rows.append(parse_assignments(texts, declared))
-        except csv.Error as error:
-            raise ArgumentError(str(path), "comma-separated values", f"{error}, line {reader.line_num}") from error
+        except (csv.Error, UnicodeDecodeError) as error:
+            got = f"{error}, line {reader.line_num}"
+            raise ArgumentError(str(path), "comma-separated values in UTF-8", got) from error
         except ParameterError as error:
             raise ParameterError(f"{path}, line {reader.line_num}: {error}") from error
     return rows
@@ -143,10 +149,12 @@ def _read_csv(path: Path, declared: Mapping[str, Parameter]) -> list[dict[str, A
 def _read_yaml(path: Path) -> list[dict[str, Any]]:
     import yaml
 
+    is_json = path.suffix == ".json"
     try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ArgumentError(str(path), "YAML", " ".join(str(error).split())) from error
+        text = path.read_text(encoding="utf-8")
+        rows = json.loads(text) if is_json else yaml.safe_load(text)  # YAML reads JSON's \ud83d\ude42 as two halves
+    except (ValueError, yaml.YAMLError) as error:
+        raise ArgumentError(str(path), "JSON" if is_json else "YAML", " ".join(str(error).split())) from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(str(path), "a list of mappings, one a point", type(rows).__name__)
     return [{str(name): value for name, value in row.items()} for row in rows]

@@ -17,11 +17,19 @@ from kdlab.study.grid_table import GRID_FORMAT
 
 
 def save_results(name: str, root: Path, tasks: Sequence[PointTask], ends: Mapping[str, PointEnd]) -> None:
-    """Write the table of a grid as it is now: points without an end are waiting."""
+    """Write the table of a grid as it is now: points without an end are waiting.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     rows = [_row(root, task, ends.get(task.name, PointEnd(task.name, "waiting"))) for task in tasks]
     columns = {field.name: pa.array([row[field.name] for row in rows], field.type) for field in GRID_FORMAT.fields}
     facts = {"name": name, "notebook": tasks[0].notebook, "code": json.dumps(code_facts())}
-    write_table(root / GRID_RESULTS, columns, GRID_FORMAT, facts)
+    try:
+        write_table(root / GRID_RESULTS, columns, GRID_FORMAT, facts)
+    except OSError as error:
+        reason = f"{error.strerror or error}; what is done is kept, and the same grid again collects it"
+        raise OSError(error.errno, reason, str(root / GRID_RESULTS)) from error
 
 
 def _row(root: Path, task: PointTask, end: PointEnd) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _execute(job: dict[str, Any], tell: Any) -> None:
                 self.transport, self.ip = "ipc", address
 
     papermill.execute_notebook(
-        _literal(job["notebook"]),
+        _literal(job["output"]),
         _literal(job["output"]),
         parameters=job["parameters"],
         kernel_name=KERNEL_NAME,

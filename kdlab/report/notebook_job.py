@@ -28,8 +28,9 @@ LOG_TAIL = 300  # characters of the child's own output that an error quotes
 class NotebookJob:
     """What a child process is asked to run; `run` starts it, watches it, and leaves nothing behind but the notebook.
 
-    `environment` is set in the child and so in the kernel; `stop` is asked now and then whether to end the run; `held`
-    are file descriptors that the child keeps open, so that a lock on them lasts as long as anything of the run does.
+    `output` holds a copy of the notebook and is executed in place; `notebook` gives its name and folder. `environment`
+    is set in the child and so in the kernel; `stop` is asked now and then whether to end the run; `held` are file
+    descriptors that the child keeps open, so that a lock on them lasts as long as anything of the run does.
     """
 
     notebook: Path
@@ -64,7 +65,6 @@ class NotebookJob:
         )
         job = {
             "folder": str(folder),
-            "notebook": str(self.notebook.resolve()),
             "output": str(self.output.resolve()),
             "parameters": self.parameters,
             "environment": dict(self.environment),
@@ -84,7 +84,7 @@ class NotebookJob:
         threading.Thread(target=_read_events, args=(child, events), daemon=True).start()
         started = said = time.monotonic()
         where, error = "starting the kernel", None
-        cells = _count_cells(self.notebook)
+        cells = _count_cells(self.output)
         while True:
             spent = time.monotonic() - started
             left = float("inf") if self.timeout_s is None else self.timeout_s - spent

@@ -161,6 +161,16 @@ def plain_value(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [plain_value(name, item) for item in value]
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+    if isinstance(value, str):
+        return _utf8(name, value)
+    if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
     raise ParameterError(f"{name}: expected a finite number, a bool, text, None, or a list of those, got {value!r}")
+
+
+def _utf8(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8, half of a pair in JSON
+        raise ParameterError(f"{name}: expected text that UTF-8 can hold, got {text!a}") from error
+    return str(text)

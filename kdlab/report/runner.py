@@ -1,6 +1,6 @@
 """Run one notebook with parameters: in a process group of its own, whole or not at all."""
 
-import shutil
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,10 +74,11 @@ def run_notebook(
     path = Path(path)
     output = output_path(path, output)
     for name, limit in {"timeout_s": timeout_s, "cell_timeout_s": cell_timeout_s}.items():
-        if limit is not None and not limit > 0:
-            raise ArgumentError(name, "a number of seconds above 0, or None", limit)
+        if limit is not None and not 0 < limit < math.inf:
+            raise ArgumentError(name, "a finite number of seconds above 0, or None", limit)
     values, folders = _bind(path, parameters or {}, output)
-    fingerprint = run_fingerprint(path, values)
+    content = path.read_bytes()  # what runs is what was hashed, whatever becomes of the file meanwhile
+    fingerprint = run_fingerprint(path, values, content)
     if skip_done and is_done(output, fingerprint):
         return _earlier(output)
     tell, partial = progress or (lambda line: None), output.with_suffix(PARTIAL_SUFFIX)
@@ -88,7 +89,7 @@ def run_notebook(
             return _earlier(output)
         limits = (cell_timeout_s, timeout_s)
         job = NotebookJob(path, values | folders, partial, *limits, environment or {}, stop, held=(lock,))
-        return _run(job, output, fingerprint, tell)
+        return _run(job, output, content, fingerprint, tell)
 
 
 def _bind(path: Path, parameters: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -112,8 +113,10 @@ def _wait(partial: Path, seconds: float, tell: Callable[[str], None], stop: Call
         tell(f"{partial.name}: another run writes it, waiting, {seconds:.0f} s")
 
 
-def _run(job: NotebookJob, output: Path, fingerprint: str, progress: Callable[[str], None]) -> NotebookRun:
-    shutil.copyfile(job.notebook, job.output)
+def _run(
+    job: NotebookJob, output: Path, content: bytes, fingerprint: str, progress: Callable[[str], None]
+) -> NotebookRun:
+    job.output.write_bytes(content)
     started = time.monotonic()
     record = _execute(job, output, progress)
     seconds = time.monotonic() - started

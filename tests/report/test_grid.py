@@ -228,7 +228,8 @@ def test_two_runs_never_write_one_file(quick, write_notebook, tmp_path, monkeypa
 
 
 @pytest.mark.notebook
-def test_ctrl_c_ends_the_kernels_and_the_same_command_goes_on(write_notebook, tmp_path):
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_an_ended_grid_ends_its_kernels_and_the_same_command_goes_on(write_notebook, tmp_path, kind):
     log, tag = tmp_path / "log", f"6{os.getpid()}"
     slow = f"""\
 import pathlib, subprocess, time
@@ -245,11 +246,13 @@ if not pathlib.Path({str(tmp_path / "go")!r}).exists():
     until = time.monotonic() + 90
     while not alive(tag) and time.monotonic() < until:
         time.sleep(0.1)
-    caller.send_signal(signal.SIGINT)
+    caller.send_signal(kind)
     error = caller.communicate(timeout=120)[1]
-    assert caller.returncode == 130
-    assert "kdlab: interrupted" in error
+    if kind == signal.SIGINT:
+        assert caller.returncode == 130
+        assert "kdlab: interrupted" in error
     assert "Traceback" not in error
+    assert study.load("n", folder=tmp_path)["status"].tolist() == ["waiting"]
     assert wait_gone(tag) == []
     (tmp_path / "go").touch()
     again = subprocess.run(words, env=environment, capture_output=True, text=True)

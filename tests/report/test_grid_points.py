@@ -25,6 +25,9 @@ from tests.report.test_grid import FINAL, PARAMETERS
         (["--points", "empty.csv"], "at least one point"),
         (["--points", "bad.yaml"], "a list of mappings"),
         (["--points", "broken.yaml"], "YAML"),
+        (["--points", "broken.json"], "JSON"),
+        (["--points", "latin.csv"], "comma-separated values in UTF-8"),
+        (["--points", "latin.yaml"], "YAML"),
         (["--points", "unknown.yaml"], "unknown parameter 'bugdet'"),
         (["--points", "points.txt"], ".csv, .yaml"),
         (["--points", "absent.csv"], "absent.csv"),
@@ -48,11 +51,14 @@ def test_what_is_wrong_is_refused_before_anything_runs(
         "empty.csv": "budget\n",
         "bad.yaml": "budget: 7",
         "broken.yaml": "- {",
+        "broken.json": "[",
+        "latin.csv": "budget\n\udce9\n",
+        "latin.yaml": "- {budget: \udce9}",
         "unknown.yaml": "- {bugdet: 7}",
         "points.txt": "budget\n7\n",
     }
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     monkeypatch.chdir(tmp_path)
     source = write_notebook("P:" + PARAMETERS, FINAL)
     assert main(["grid", str(source), "--name", "night1", "--folder", str(tmp_path / "grids"), *options]) == 2
