@@ -20,6 +20,7 @@ OPTIONAL = {
     "cuda-bindings": "compiling CUDA kernels",
     "nvidia-cuda-nvrtc": "compiling CUDA kernels (conda: cuda-nvrtc)",
     "nvidia-cuda-runtime": "compiling CUDA kernels: headers (conda: cuda-cudart-dev)",
+    "nvtx": "stages of a round as ranges, for `kdlab profile` and `kdlab generate --nvtx`",
     "sgl-flash-mla": "FlashMLA beside the attention kernels, on Hopper",
     "jupyterlab": "opening the notebooks",
     "nbconvert": "`kdlab report`",
