@@ -16,16 +16,14 @@ from kdlab.bench import read_rows, write_rows
 from kdlab.bench.kernels import kernel_table, verdict_lines
 from kdlab.cli import main
 from kdlab.errors import ComparisonError
-from kdlab.profiling import load_nsight, stage_shares, write_launches
+from kdlab.profiling import load_nsight, stage_shares
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
 from kdlab.report.pdf import find_browser
-from tests.bench.samples import counted_rows, kernel_rows
-from tests.profiling.rounds import profiled
+from tests.notebooks.recorded_files import recorded_launches, recorded_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 COMMON = {"smoke": False, "full": False, "device": "cpu", "figures": "figures", "results": "runs"}
-RECORDED = FOLDER.parent / "data" / "recorded"
 FIGURES = {
     "00_start_here": {"00_draft_tree", "00_rounds"},
     "10_budget_sweep": {
@@ -98,31 +96,6 @@ def test_every_figure_has_a_heading_and_a_name(path):
             assert "show_figure(" in cell.source
             names |= set(saved)
     assert names == FIGURES[path.stem]
-
-
-def recorded_rows(folder):
-    """The recorded files that ship, and a made-up one for each that does not yet."""
-    made = {
-        "recorded": ("kernels-h200.parquet", kernel_rows),
-        "recorded_counters": ("counters-h200.parquet", counted_rows),
-    }
-    paths = {}
-    for name, (file, rows) in made.items():
-        paths[name] = RECORDED / file
-        if not paths[name].exists():
-            paths[name] = folder / file
-            write_rows(rows(), paths[name])
-    return {name: str(path) for name, path in paths.items()}
-
-
-def recorded_launches(folder):
-    """The recorded launches and ceilings that ship, or made-up ones of one card."""
-    launches, rows = RECORDED / "nsight-h200.parquet", RECORDED / "kernels-h200.parquet"
-    if not launches.exists():
-        launches, rows = folder / launches.name, folder / f"made-up-{rows.name}"
-        write_launches(profiled(prefill=True), launches)
-        write_rows(kernel_rows(), rows)
-    return {"recorded": str(launches), "recorded_kernels": str(rows)}
 
 
 @pytest.fixture(scope="module")
