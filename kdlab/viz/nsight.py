@@ -22,6 +22,7 @@ PHASE_COLOURS = {
 }  # fmt: skip
 _LEAST_GAP_US = 0.05
 _BAR = 0.36
+_LABEL_INCHES = 2.1
 _MODES = {"graph": "one CUDA graph", "eager": "launched one by one"}
 
 
@@ -130,7 +131,7 @@ def plot_busy_share(
     if times.empty:
         raise ArgumentError("times", "lines of round_times", "none")
     groups = list(times.groupby(["case", "mode"], sort=False))
-    ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.5 + 0.5 * len(groups)))
+    ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.5 + 0.58 * len(groups)))
     for place, ((_, mode), rows) in enumerate(groups):
         share = (rows["busy_us"] / rows["span_us"]).to_numpy(dtype=float)
         colour = theme.BLUE if mode == "graph" else "white"
@@ -141,7 +142,8 @@ def plot_busy_share(
         words = f"{np.median(share):.0%} of {span:,.0f} µs; {launches} launches, gaps {gap:,.0f} µs"
         ax.annotate(words, (0.0, place - 0.37), xytext=(1, 0), textcoords="offset points", va="center",
                     fontsize=theme.TICK_PT, color=theme.GREY)  # fmt: skip
-    ax.set_yticks(range(len(groups)), [theme.drawable(f"{case}\n{_MODES[mode]}") for (case, mode), _ in groups])
+    names = [f"{theme.wrapped(case, _LABEL_INCHES, theme.TICK_PT)}\n{_MODES[mode]}" for (case, mode), _ in groups]
+    ax.set_yticks(range(len(groups)), names)
     ax.set_ylim(len(groups) - 0.4, -0.7)
     ax.set_xlim(0.0, 1.0)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -202,4 +204,5 @@ def _draw_bars(ax: Axes, spans: np.ndarray, place: int, colour: str, edge: float
     low, high = place - 0.36, place + 0.36
     corners = [[(begin, low), (end, low), (end, high), (begin, high)] for begin, end in spans]
     # Edges of the same colour keep a launch of less than a pixel's width in sight.
-    ax.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=colour, linewidths=edge, zorder=3))
+    look: dict[str, Any] = {"facecolors": colour, "edgecolors": colour, "linewidths": edge, "snap": False}
+    ax.add_collection(PolyCollection(corners, zorder=3, **look))
