@@ -2,17 +2,18 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help lab test check docs pictures clean distclean ready
+.PHONY: help lab test check docs pictures cost clean distclean ready
 
 DEVICE ?= cpu
 JOBS ?= 2
 
 VENV := .venv
 LOCK := requirements-cpu.lock
-NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 40_nsight 90_report
+NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 40_nsight 50_experts_and_cost 90_report
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
 PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
+COST := 50_verdict 50_fit
 
 ifdef PYTHON
 # Somebody's own interpreter: used as it is, nothing is installed.
@@ -38,6 +39,7 @@ help:
 	@echo "make check     ruff, mypy and the notebooks' outputs"
 	@echo "make docs      set up, build the pages of docs/ and the reference into build/site; a broken link fails it"
 	@echo "make pictures  run the lab, put the figures that README and docs show into docs/pictures"
+	@echo "make cost      run notebook 50 on what is recorded, write its numbers and figures into README and docs"
 	@echo "make clean     remove runs, figures, reports and caches (distclean: the environment too)"
 
 lab: $(READY)
@@ -65,6 +67,13 @@ docs: $(READY)
 pictures: lab
 	@mkdir -p docs/pictures
 	@cp $(PICTURES:%=figures/%.png) docs/pictures/
+
+cost: $(READY)
+	@mkdir -p runs docs/pictures
+	@rm -f $(COST:%=figures/%.png) $(COST:%=docs/pictures/%.png)
+	@$(KDLAB) run notebooks/50_experts_and_cost.ipynb -o runs/50_experts_and_cost.ipynb --again
+	@for name in $(COST); do test ! -e figures/$$name.png || cp figures/$$name.png docs/pictures/; done
+	@$(PY) -m kdlab.report.cost_page
 
 ready: $(READY)
 

@@ -31,9 +31,9 @@ class Rivals(NamedTuple):
 
 BEST = Rivals(("ddtree",), CONTROLS)
 COMPARISONS = {
-    "tree of one size, against AR and chains of one length": Rivals(("ddtree",), ("ar", "chain")),
-    "tree of one size, against the best control": BEST,
-    "tree that follows the draft, against the best control": Rivals(("adaptive_tree",), CONTROLS),
+    "fixed tree, fixed controls": Rivals(("ddtree",), ("ar", "chain")),
+    "fixed tree, best control": BEST,
+    "adaptive tree, best control": Rivals(("adaptive_tree",), CONTROLS),
 }
 """The second is the question. The first is what it becomes where a drafter's confidence says nothing, or where rounds
 have one shape; the third gives the tree the freedom that its best control has."""
@@ -181,21 +181,30 @@ def phase_table(
 
 
 def budget_table(
-    work: Workload,
-    cost: RoundCost,
-    *,
-    g: float,
-    streams: Iterable[int] = (1, 2, 4, 8, 16, 32),
-    contexts: Iterable[int] = (1024, 8192, 32768),
+    work: Workload, cost: RoundCost, *, g: float, streams: Iterable[int], contexts: Iterable[int]
 ) -> pd.DataFrame:
-    """Return what trees of every budget gain over the best control: streams, context, budget, gain and best (bool)."""
+    """Return how many times as fast as AR every tree is, and the best of each other method beside it.
+
+    Returns:
+        One row an arm and point: streams, context, arm (a budget, or the name of a method), over_ar (a factor) and best
+        (bool: of the budgets).
+
+    Raises:
+        ArgumentError: the workload has no AR, or no tree.
+    """
+    names = {method for method, _ in work.arms}
+    if not {"ar", *BEST.trees} <= names:
+        raise ArgumentError("work", "AR and trees", sorted(names))
     found = []
     for count in streams:
         for rows in contexts:
             speeds = arm_speeds(work, cost, g=g, streams=count, context=rows)
-            best = speeds.loc[speeds["method"].isin(BEST.controls), "tok_s"].max()
+            plain = speeds.loc[speeds["method"] == "ar", "tok_s"].iloc[0]
             trees = speeds[speeds["method"].isin(BEST.trees)]
             for budget, tok_s in zip(trees["setting"], trees["tok_s"], strict=True):
-                is_best = tok_s == trees["tok_s"].max()
-                found.append((count, rows, budget, tok_s / best - 1.0, is_best))
-    return pd.DataFrame(found, columns=["streams", "context", "budget", "gain", "best"])
+                found.append((count, rows, f"{budget:g}", tok_s / plain, bool(tok_s == trees["tok_s"].max())))
+            for method in ("chain", "adaptive_chain", "adaptive_tree"):
+                others = speeds.loc[speeds["method"] == method, "tok_s"]
+                if len(others):
+                    found.append((count, rows, method.replace("_", " "), others.max() / plain, False))
+    return pd.DataFrame(found, columns=["streams", "context", "arm", "over_ar", "best"])

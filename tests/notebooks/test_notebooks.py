@@ -19,7 +19,7 @@ from kdlab.errors import ComparisonError
 from kdlab.profiling import load_nsight, stage_shares
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
 from kdlab.report.pdf import find_browser
-from tests.notebooks.recorded_files import recorded_launches, recorded_rows
+from tests.notebooks.recorded_files import recorded_launches, recorded_rounds, recorded_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -39,6 +39,9 @@ FIGURES = {
     },
     "40_nsight": {
         "40_shares", "40_busy", "40_timeline_graph", "40_timeline_eager", "40_bytes", "40_roofline", "40_tensor",
+    },
+    "50_experts_and_cost": {
+        "50_verdict", "50_contexts", "50_experts", "50_bytes", "50_fit", "50_speed", "50_phase", "50_gpus",
     },
     "90_report": {"90_tokens_per_round", "90_by_kind", "90_budget_sweep", "90_kernels"},
 }  # fmt: skip
@@ -104,6 +107,7 @@ def smoke_runs(tmp_path_factory):
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
     own = {"00_start_here": {"prompt": HOSTILE}, "30_kernels": recorded_rows(folder)}
     own["40_nsight"] = recorded_launches(folder)
+    own["50_experts_and_cost"] = recorded_rounds(folder)
     runs = {}
     for path in NOTEBOOKS:
         parameters = given | own.get(path.stem, {})
@@ -188,6 +192,32 @@ def test_without_a_gpu_the_rounds_are_drawn_from_recorded_launches_and_every_fig
     for cell in code_cells(read_notebook(FOLDER / "40_nsight.ipynb")):
         if "viz.plot_" in cell.source:
             assert "notes=notes" in cell.source, cell.id
+
+
+@pytest.mark.notebook
+def test_the_verdict_comes_with_its_region_its_basis_and_what_would_turn_it(smoke_runs):
+    record = smoke_runs[1]["50_experts_and_cost"].record
+    assert record["times"] == "fitted"
+    assert record["conclusion"][0].startswith("Against the best control a tree of one size pays")
+    assert len(record["region"]) == 3 * 5
+    assert len(record["conclusion"]) == 5 + 4  # the answer, and what would turn it
+    assert {row["what"] for row in record["predictions"]} == {"fitted", "predicted"}
+    assert any("figure" in row and "Kimi-K2.6" in row["figure"] for row in record["marked points"])
+    assert 0.3 < record["exponents of the mini"]["tree"] < 1.0
+
+
+def test_without_recorded_rounds_the_verdict_says_that_stages_stand_at_their_floors(tmp_path):
+    cells = {cell.id: cell.source for cell in read_notebook(FOLDER / "50_experts_and_cost.ipynb").cells}
+    shown, scope = [], {"display": lambda shown: None}
+    exec(cells["parameters"], scope)
+    scope |= {name: str(tmp_path / "none") for name in ("recorded", "recorded_reduces", "recorded_several")}
+    exec(cells["setup"], scope)
+    scope["display"] = lambda one: shown.append(getattr(one, "data", ""))
+    exec(cells["evidence"], scope)
+    exec(cells["fit"], scope)
+    assert "every stage stands at its floor" in shown[0]
+    assert shown[1].startswith("**Not drawn:** no none:")
+    assert scope["notes"][0].startswith("NOT MEASURED")
 
 
 @pytest.mark.notebook

@@ -114,9 +114,14 @@ def test_the_grid_is_whole_and_a_fitted_machine_is_not_a_perfect_one():
     assert (perfect["tok_s"] > table["tok_s"]).all()
 
 
-def test_budgets_have_one_best_each():
+def test_budgets_have_one_best_each_and_stand_beside_the_best_of_other_methods():
     table = budget_table(work(), COST, g=0.8, streams=(1, 8), contexts=(1024,))
     assert table.groupby("streams")["best"].sum().tolist() == [1, 1]
-    best = phase_table({"a": work()}, COST, g=(0.8,), streams=(1,), contexts=(1024,), comparisons={"": BEST})
-    one = table[(table["streams"] == 1) & table["best"]].iloc[0]
-    assert (one["budget"], one["gain"]) == (best["budget"][0], pytest.approx(best["gain"][0]))
+    one = table[table["streams"] == 1].set_index("arm")["over_ar"]
+    speeds = arm_speeds(work(), COST, **POINT).set_index(["method", "setting"])["tok_s"]
+    assert one["7"] == pytest.approx(speeds["ddtree", 7.0] / speeds["ar", 0.0])
+    assert one["chain"] == pytest.approx(speeds["chain"].max() / speeds["ar", 0.0])
+    assert {"adaptive chain", "adaptive tree"} < set(one.index)
+    without = {arm: value for arm, value in ARMS.items() if arm[0] != "ar"}
+    with pytest.raises(ArgumentError, match="AR and trees"):
+        budget_table(work(without), COST, g=0.8, streams=(1,), contexts=(1024,))

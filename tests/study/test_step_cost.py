@@ -6,7 +6,7 @@ import pytest
 
 from kdlab.errors import ArgumentError
 from kdlab.study.experts import distinct_experts
-from kdlab.study.step_cost import Step, all_reduces, round_stages
+from kdlab.study.step_cost import Step, all_reduces, rank_weights, round_stages
 from tests.study.k26 import DRAFTER, EXPERTS, TARGET
 
 H200 = {"bytes_per_s": 4.2e12, "flops_per_s": 7.8e14, "launch_us": 1.1}
@@ -99,3 +99,11 @@ def test_a_routed_step_touches_the_experts_of_the_formula():
     assert Step.routed(TARGET, 1, 0.8).distinct == pytest.approx(8)
     assert Step.routed(TARGET, 8, 0.8).distinct == pytest.approx(40.4, abs=0.1)
     assert Step.routed(TARGET, 8, 0.8, streams=4, ranks=8) == step(8, streams=4, ranks=8, g=0.8)
+
+
+def test_a_rank_holds_its_share_of_the_published_bytes_and_what_every_rank_holds():
+    whole, rank = rank_weights(TARGET, DRAFTER, 1), rank_weights(TARGET, DRAFTER, 8)
+    drafter = 6 * (7168 * (64 + 16) * 128 + 64 * 128 * 7168 + 3 * 7168 * 18432) * 2 + 7 * 7168 * 7168 * 2
+    assert whole == pytest.approx(594_205_904_896 + drafter, rel=0.01)
+    replicated = 61 * 2112 * 7168 * 2 + 60 * 384 * 7168 * 2
+    assert rank == pytest.approx((whole - replicated) / 8 + replicated, rel=0.01)

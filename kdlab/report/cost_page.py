@@ -1,0 +1,154 @@
+"""`python -m kdlab.report.cost_page`: writes whether a tree pays on Kimi K2.6 into the pages that say so.
+
+A page marks each place by `<!-- cost: NAME -->` and `<!-- end -->` on lines of their own; what stands between them is
+made here from the recorded rounds and the recorded acceptance, so that no number is typed. `make cost` runs notebook 50
+first, whose figures the pages show.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from kdlab.bench.full_width.evidence import Evidence, load_evidence
+from kdlab.errors import ArgumentError
+from kdlab.paths import REPOSITORY
+from kdlab.study.gpus import GPUS, carried_over
+from kdlab.study.marks import published_pairs
+from kdlab.study.phase import RoundCost
+from kdlab.study.published import published_acceptance
+from kdlab.viz.phase_words import answer, assumptions, region_table, turning_points
+
+PAGES = tuple(REPOSITORY / name for name in ("README.md", "docs/ideas-cost.md"))
+_PLACE = re.compile(r"^<!-- cost: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_SHOWN_ROWS, _SHOWN_STREAMS, _SHOWN_CONTEXT, _SHOWN_G = (1, 8, 16, 32, 64), (1, 8, 32), 8192, 0.8
+
+
+@dataclass
+class CostPage:
+    """Evidence, and the region of the answer, computed once for all places."""
+
+    evidence: Evidence
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """Of `Evidence.phases`."""
+        return self.evidence.phases()
+
+    def fill(self, text: str) -> str:
+        """Return a page's text with every marked place written anew.
+
+        Raises:
+            ArgumentError: a place has an unknown name.
+        """
+
+        def written(place: re.Match[str]) -> str:
+            name = place[1]
+            if name not in _BLOCKS:
+                raise ArgumentError("place", f"one of {', '.join(_BLOCKS)}", name)
+            return f"<!-- cost: {name} -->\n{_BLOCKS[name](self)}\n<!-- end -->"
+
+        return _PLACE.sub(written, text)
+
+
+def _source(page: CostPage) -> str:
+    known = page.evidence.provenance
+    if not known:
+        return "**No round is recorded yet**: every stage stands at its floor, which no kernel reaches."
+    gpu, day, commit = known["gpu"], known["started_utc"][:10], known["git_commit"][:7]
+    return (
+        f"Rounds: one {gpu}, {day}, commit {commit}, one rank of {page.evidence.cost.ranks}, random weights. "
+        "Acceptance: kimi-k26-mini."
+    )
+
+
+def _verdict(page: CostPage) -> str:
+    return f"{answer(page.phases).splitlines()[0]} {_source(page)}"
+
+
+def _answer(page: CostPage) -> str:
+    return f"{answer(page.phases)}\n\n{_source(page)}"
+
+
+def _region(page: CostPage) -> str:
+    return _markdown(region_table(page.phases))
+
+
+def _basis(page: CostPage) -> str:
+    return "\n".join(f"- {line}" for line in assumptions(page.evidence.cost, page.evidence.num_prompts))
+
+
+def _turns(page: CostPage) -> str:
+    floor, pairs = page.evidence.phases(page.evidence.floor), published_pairs(published_acceptance())
+    return "\n".join(f"- {line}" for line in turning_points(page.phases, floor, pairs))
+
+
+def _rounds(page: CostPage) -> str:
+    cost, rows = page.evidence.cost, []
+    for count in _SHOWN_STREAMS:
+        times = {
+            "AR" if n == 1 else f"{n} rows": cost.us(n, drafts=n > 1, g=_SHOWN_G, streams=count, context=_SHOWN_CONTEXT)
+            for n in _SHOWN_ROWS
+        }
+        rows.append({"streams": count} | {name: f"{us / 1e3:.1f}" for name, us in times.items()})
+    words = "fitted" if cost.fit.measured else "every stage at its floor"
+    return (
+        f"Milliseconds of a round, {words}, collectives included: {cost.ranks} ranks, g = {_SHOWN_G:g}, context "
+        f"{_SHOWN_CONTEXT:,}.\n\n{_markdown(pd.DataFrame(rows))}"
+    )
+
+
+def _fit(page: CostPage) -> str:
+    if page.evidence.points is None:
+        return "No round is recorded yet, so there is no fit to show."
+    words = "Recorded times of stages and whole rounds against their fit, and what the fit is off by"
+    return f"![{words}](pictures/50_fit.png)"
+
+
+def _predictions(page: CostPage) -> str:
+    cost, rows = page.evidence.cost, []
+    for name in GPUS:
+        gpu = cost.gpu if name == "H200" else carried_over(name)
+        one = RoundCost(cost.fit, cost.target, cost.drafter, cost.ranks, cost.experts, gpu)
+        times = [one.us(n, drafts=n > 1, g=_SHOWN_G, streams=1, context=_SHOWN_CONTEXT) / 1e3 for n in (1, 8, 32)]
+        kind = "predicted" if gpu.predicted or not cost.fit.measured else "fitted"
+        rows.append(
+            {"8 x": name, "": kind, **{f"ms, {n} rows": f"{ms:.1f}" for n, ms in zip((1, 8, 32), times, strict=True)}}
+        )
+    return _markdown(pd.DataFrame(rows))
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    lines = [table.columns.tolist(), ["---"] * len(table.columns), *table.astype(str).to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_BLOCKS: dict[str, Callable[[CostPage], str]] = {
+    "verdict": _verdict, "answer": _answer, "region": _region, "basis": _basis, "turns": _turns, "rounds": _rounds,
+    "fit": _fit, "predictions": _predictions,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages; returns 0."""
+    text = "Write whether a tree pays on Kimi K2.6 into the pages that say so."
+    parser = argparse.ArgumentParser(prog="python -m kdlab.report.cost_page", description=text)
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
+    options = parser.parse_args(arguments)
+    page = CostPage(load_evidence())
+    for path in options.pages:
+        old = path.read_text(encoding="utf-8")
+        new = page.fill(old)
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+        print(f"{path}: {'written' if new != old else 'as it was'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What a phase table says, in sentences made from its numbers: the answer, its region, its basis, what turns it."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from kdlab.study.phase import COSTS, OPEN, PAYS, RoundCost
+from kdlab.study.step_fit import fit_table
+from kdlab.viz.wording import percent, span_text
+
+_MOST = 0.9  # of the points: nearly all
+
+
+def answer(phases: pd.DataFrame) -> str:
+    """Say as Markdown whether a tree pays: one sentence, then a sentence a comparison.
+
+    Args:
+        phases: of `kdlab.study.phase.phase_table`, with its comparisons in the order of `COMPARISONS`; the second is
+            what the first sentence is about.
+    """
+    alike, best, free = (group for _, group in phases.groupby("comparison", sort=False))
+    return "\n".join([
+        f"**{_first_sentence(best)}**",
+        "",
+        f"- Tree and controls of one size each (all that rounds of one shape can run): {_calls_of(alike)}.",
+        "- The tree of one size against the best control, which may cut a chain where the draft is unsure: "
+        f"{_calls_of(best)}{_where(best)}.",
+        f"- A tree that is cut where the draft is unsure too, against the same: {_calls_of(free)}.",
+        "",
+        "A point is a text, a routing g, a number of streams and a context. A tree pays, or costs, where the whole "
+        "interval over prompts lies on one side of zero.",
+    ])  # fmt: skip
+
+
+def region_table(phases: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a comparison and number of streams: shares of points, gains, and the budgets of best trees."""
+    found = []
+    order = {name: place for place, name in enumerate(phases["comparison"].unique())}
+    groups = phases.groupby([phases["comparison"].map(order), "comparison", "streams"])
+    for (_, comparison, streams), group in groups:
+        low, middle, high = group["gain"].quantile([0.0, 0.5, 1.0])
+        budgets = group.loc[group["call"] == PAYS, "budget"]
+        found.append({
+            "comparison": comparison,
+            "streams": streams,
+            **{call: f"{_share(group, call):.0%}" for call in (PAYS, OPEN, COSTS)},
+            "lowest gain": percent(low),
+            "median": percent(middle),
+            "highest": percent(high),
+            "budgets, or cuts, that pay": f"{budgets.min():g} to {budgets.max():g}" if len(budgets) else "-",
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[str]:
+    """Say what the answer rests on, a sentence each.
+
+    Args:
+        cost: of rounds.
+        num_prompts: of a kind of text.
+        level: of the intervals.
+    """
+    fit = cost.fit
+    if fit.measured:
+        table = fit_table(fit).set_index("stage")
+        whole = table.loc["whole round"]
+        stage = table.drop(index="whole round")["residual_median"].median()
+        times = (
+            f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: whole rounds off by "
+            f"{whole['residual_median']:.1%} in the median and {whole['residual_worst']:.1%} at worst of "
+            f"{int(whole['points'])}, stages by {stage:.1%} in the median."
+        )
+    else:
+        times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."
+    return [
+        "Acceptance is kimi-k26-mini's, block 8, whose drafter and text are not K2.6's; places between its kinds of "
+        f"text are mixes of two of them, round by round. Intervals are {level:.0%} bootstraps over {num_prompts} "
+        "prompts a kind, round times taken as exact.",
+        times,
+        f"Collectives, {cost.ranks} ranks: {fit.all_reduce.source(cost.ranks)}.",
+        f"Experts of a layer that rows touch: E (1 - (1 - k/E)^(S n^g)), experts split by \"{cost.experts}\"; streams "
+        "route independently of each other.",
+        "Where streams draft different numbers of tokens, a round is taken to verify their mean, packed without "
+        "padding: that favours what adapts, adaptive chains among the controls.",
+        "A chain and a tree cost the same at equal rows, but for building the tree; the drafter always runs its whole "
+        "block; rounds wait for no host.",
+    ]  # fmt: skip
+
+
+def turning_points(phases: pd.DataFrame, at_floor: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """Say what would change the answer, a sentence each.
+
+    Args:
+        phases: as for `answer`.
+        at_floor: the same with every stage at its floor.
+        pairs: of `kdlab.study.marks.published_pairs`.
+    """
+    best = _headline(phases)
+    ends = best[best["g"].isin([best["g"].min(), best["g"].max()])]
+    routing = ", ".join(f"{_share(group, PAYS):.0%} (g = {g:g})" for g, group in ends.groupby("g"))
+    lines = [
+        f"**How alike K2.6's rows route.** The tree of one size pays at {routing} of the points; K2.6's g is unknown.",
+        f"**Faster kernels.** With every stage at its floor it pays at {_share(_headline(at_floor), PAYS):.0%} of the "
+        f"points instead of {_share(best, PAYS):.0%}, and costs at {_share(_headline(at_floor), COSTS):.0%} instead of "
+        f"{_share(best, COSTS):.0%}.",
+        "**What the drafter's confidence is worth.** A chain can be cut well only where low probabilities mean "
+        "rejection, as the mini's do. Where they do not, read the comparison of fixed sizes.",
+    ]  # fmt: skip
+    if len(pairs):
+        lines.append(
+            f"**Flat draft probabilities.** In the {len(pairs)} published pairs of tree and chain of equal drafted "
+            f"tokens ({', '.join(pairs['drafter'].unique())}; second hand) the tree yields "
+            f"{span_text(pairs['gain'].min(), pairs['gain'].max())} tokens a round: with such a drafter no tree pays."
+        )  # fmt: skip
+    return lines
+
+
+def marks_table(phases: pd.DataFrame, labels: Mapping[float, str]) -> pd.DataFrame:
+    """Return what figures that have a place would gain, a line each: gains from the highest g to the lowest.
+
+    Args:
+        phases: of `phase_table` at these places.
+        labels: name of each place.
+    """
+    found = []
+    for (work, streams), group in phases.groupby(["work", "streams"], sort=False):
+        row = {"figure": labels[work], "chain of 3": f"{work:.2f}", "streams": streams}
+        for comparison, one in group.groupby("comparison", sort=False):
+            calls = one.sort_values("g")["call"].tolist()
+            low, high = one["gain"].min(), one["gain"].max()
+            gains = percent(low) if percent(low) == percent(high) else span_text(low, high)
+            row[str(comparison)] = f"{gains} ({_calls(calls)})"
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def _calls(calls: list[str]) -> str:
+    return calls[0] if len(set(calls)) == 1 else f"{calls[0]} to {calls[-1]} with g"
+
+
+def _headline(phases: pd.DataFrame) -> pd.DataFrame:
+    return phases[phases["comparison"] == phases["comparison"].unique()[1]]
+
+
+def _share(phases: pd.DataFrame, call: str) -> float:
+    return float((phases["call"] == call).mean())
+
+
+def _first_sentence(best: pd.DataFrame) -> str:
+    shares = {int(streams): _share(group, PAYS) for streams, group in best.groupby("streams")}
+    yes, no = ([count for count, share in shares.items() if (share > 0) == wanted] for wanted in (True, False))
+    if not yes:
+        return f"Against the best control a tree of one size pays nowhere from {no[0]} to {no[-1]} streams."
+    where = ", ".join(
+        f"at {shares[count]:.0%} of the points with {count} stream{'s' if count > 1 else ''}" for count in yes
+    )
+    most = percent(best.loc[best["call"] == PAYS, "gain"].max())
+    rest = f", and nowhere at {', '.join(map(str, no))}" if no else ""
+    return f"Against the best control a tree of one size pays {where} (by up to {most}){rest}."
+
+
+def _calls_of(phases: pd.DataFrame) -> str:
+    """`pays at 77 % of 945 points, by up to +13 %, costs at 1 of them, down to -5.2 %`."""
+    pays, costs = (phases.loc[phases["call"] == call, "gain"] for call in (PAYS, COSTS))
+    first = f"pays at {_count(len(pays), len(phases))}" + (f", by up to {percent(pays.max())}" if len(pays) else "")
+    first += f" (over all points {percent(phases['gain'].median())} in the median)"
+    second = f"costs at {_count(len(costs), len(phases))}" + (f", down to {percent(costs.min())}" if len(costs) else "")
+    return f"{first}; {second}"
+
+
+def _count(part: int, whole: int) -> str:
+    share = part / whole
+    return (
+        "no point" if not part else f"{share:.0%} of {whole} points" if share >= 0.02 else f"{part} of {whole} points"
+    )
+
+
+def _where(phases: pd.DataFrame) -> str:
+    """Name the routing at which the tree pays on the hardest and on the easiest text."""
+    pays = phases[phases["call"] == PAYS]
+    if pays.empty or _share(phases, PAYS) >= _MOST:
+        return ""
+    most = pays.groupby("work")["g"].max()
+    hard, easy = most.index.min(), most.index.max()
+    return (
+        f". It pays up to g = {most[hard]:g} on the hardest text (chain of 3: {hard:.2f} tokens a round) and up to "
+        f"g = {most[easy]:g} on the easiest where it pays at all ({easy:.2f})"
+    )

@@ -1,0 +1,69 @@
+"""What the answer rests on: recorded files where they are, floors and models where not, and nothing mixed."""
+
+import pytest
+
+from kdlab.bench.full_width import evidence as sources
+from kdlab.bench.rows import write_rows
+from kdlab.errors import ArgumentError, ComparisonError
+from tests.study import rounds
+
+
+@pytest.fixture
+def files(tmp_path):
+    return {name: tmp_path / f"{name}.parquet" for name in ("rounds", "reduces", "several")}
+
+
+def test_without_recordings_stages_stand_at_their_floors_and_every_figure_says_so(files):
+    found = sources.load_evidence(files)
+    assert not found.cost.fit.measured
+    assert found.points is None
+    assert found.provenance == {}
+    assert [line.split(":")[0] for line in found.missing] == ["no rounds.parquet", "no reduces.parquet"]
+    assert "NOT MEASURED" in found.notes[0]
+
+
+def test_recorded_files_take_the_place_of_floors_and_models(files):
+    write_rows(rounds.round_rows(), files["rounds"])
+    write_rows(rounds.all_reduce_rows(), files["reduces"])
+    write_rows(rounds.round_rows(gpus=4), files["several"])
+    found = sources.load_evidence(files)
+    assert found.missing == ()
+    assert found.cost.fit.scale == pytest.approx(rounds.SCALE, rel=1e-3)
+    assert not found.floor.fit.measured
+    assert found.cost.fit.all_reduce.measured_ranks == (2, 4)
+    assert "carried on to 8" in found.notes[0]
+    assert found.provenance["gpu"] == "a made-up GPU"
+    several = found.several.set_index(["rows", "streams", "context", "g"])
+    assert len(several) == len(rounds.POINTS)
+    one = several.loc[(1, 1, 1024, 0.8)]
+    own = found.points.query("stage == 'whole round' and rows == 1 and streams == 1 and context == 1024 and g == 0.8")
+    assert one["measured_us"] == pytest.approx(own["measured_us"].item() + 1000.0)
+    assert one["fitted_us"] == pytest.approx(own["fitted_us"].item() + 123 * (5.0 + 6 * 0.5), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["reduces", "several"])
+def test_files_of_different_gpus_are_not_mixed(files, name):
+    write_rows(rounds.round_rows(), files["rounds"])
+    other = rounds.all_reduce_rows(gpu="another") if name == "reduces" else rounds.round_rows(gpus=4, gpu="another")
+    write_rows(other, files[name])
+    with pytest.raises(ComparisonError, match="gpu"):
+        sources.load_evidence(files)
+
+
+def test_the_shipped_acceptance_is_a_line_without_loops(files):
+    found = sources.load_evidence(files)
+    assert [profile.name for profile in found.line.profiles] == ["prose", "code", "structured", "math"]
+    assert found.num_prompts == 24
+    assert len(found.works()) == sources.NUM_PLACES
+    greedy = sources.load_evidence(files, temperature=0.0)
+    assert [profile.name for profile in greedy.line.profiles] == ["structured", "math"]
+    with pytest.raises(ArgumentError, match="temperature"):
+        sources.load_evidence(files, temperature=0.5)
+
+
+def test_the_region_is_whole(files, monkeypatch):
+    monkeypatch.setattr(sources, "G", (0.7, 1.0))
+    monkeypatch.setattr(sources, "STREAMS", (1, 32))
+    monkeypatch.setattr(sources, "CONTEXTS", (1024,))
+    table = sources.load_evidence(files).phases(num_resamples=20)
+    assert len(table) == sources.NUM_PLACES * 2 * 2 * 3

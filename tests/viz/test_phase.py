@@ -1,0 +1,106 @@
+"""Phase figures draw every field and mark; the sentences say what the table says, and turn with it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kdlab.errors import ArgumentError
+from kdlab.study.phase import COMPARISONS, COSTS, OPEN, PAYS, RoundCost
+from kdlab.study.step_fit import floor_fit
+from kdlab.viz import theme
+from kdlab.viz.phase import Mark, plot_budget_phase, plot_regions
+from kdlab.viz.phase_words import answer, assumptions, marks_table, region_table, turning_points
+from tests.study.k26 import DRAFTER, TARGET
+
+
+def phases(gain=lambda work, g, streams, name: 0.1 - 0.05 * streams + 0.1 * (1 - g)):
+    """Made-up phases whose call is that of a gain without noise."""
+    rows = []
+    for work in (1.5, 2.5, 3.5):
+        for g in (0.7, 0.85, 1.0):
+            for streams in (1, 4):
+                for context in (1024, 8192):
+                    for name in COMPARISONS:
+                        value = gain(work, g, streams, name)
+                        call = PAYS if value > 0.01 else COSTS if value < -0.01 else OPEN
+                        rows.append((work, g, streams, context, name, value, call, 7.0))
+    names = ["work", "g", "streams", "context", "comparison", "gain", "call", "budget"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_regions_have_a_panel_a_row_and_streams_and_every_mark():
+    table = phases()
+    one = table[table["context"] == 1024]
+    marks = [Mark("published: A", 2.0), Mark("published: A", 3.0), Mark("the mini", 2.2, 0.6)]
+    figure = plot_regions(one, "comparison", marks=marks, xlabel="x", provenance={"gpu": "GPU X"})
+    panels = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
+    assert len(panels) == 2 * len(COMPARISONS)
+    mesh = panels[0].collections[0].get_array()
+    assert np.asarray(mesh).ravel() == pytest.approx(
+        one[(one["comparison"] == next(iter(COMPARISONS))) & (one["streams"] == 1)].sort_values(["g", "work"])["gain"]
+    )
+    stars = {(line.get_xdata()[0], line.get_marker()) for line in panels[0].lines if line.get_marker() in "v*"}
+    assert stars == {(2.0, "v"), (3.0, "v"), (2.2, "*")}
+    theme.png_bytes(figure, 60)
+    with pytest.raises(ArgumentError, match="phases"):
+        plot_regions(table, "comparison", xlabel="x")
+
+
+def test_budgets_stand_above_the_other_methods_and_the_best_is_framed():
+    rows = [(s, 1024, arm, 1.0 + 0.1 * place, arm == "7") for s in (1, 8)
+            for place, arm in enumerate(["3", "7", "chain", "adaptive chain"])]  # fmt: skip
+    figure = plot_budget_phase(pd.DataFrame(rows, columns=["streams", "context", "arm", "over_ar", "best"]))
+    ax = figure.axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["chain", "adaptive chain", "3", "7"]
+    assert sum(text.get_bbox_patch() is not None for text in ax.texts) == 2
+    assert [text.get_text() for text in ax.texts if text.get_position() == (0, 3)] == ["1.10"]
+    theme.png_bytes(figure, 60)
+
+
+def test_the_answer_is_that_of_the_best_control_and_names_the_streams():
+    text = answer(phases())
+    assert text.startswith("**Against the best control a tree of one size pays at 100% of the points with 1 stream")
+    assert "nowhere at 4" in text
+    nowhere = answer(phases(lambda work, g, streams, name: -0.2))
+    assert nowhere.startswith("**Against the best control a tree of one size pays nowhere from 1 to 4 streams.**")
+    assert "pays at no point" in nowhere
+    best = list(COMPARISONS)[1]
+    others = answer(phases(lambda work, g, streams, name: -0.2 if name == best else 0.2))
+    assert others.startswith("**Against the best control a tree of one size pays nowhere")
+    assert others.count("pays at 100% of 36 points") == 2
+
+
+def test_the_answer_names_the_routing_that_hard_and_easy_text_allow():
+    table = phases(lambda work, g, streams, name: 0.5 - 0.5 * g if work < 3 and (work < 2 or g < 0.8) else -0.1)
+    text = answer(table)
+    assert "up to g = 0.85 on the hardest text (chain of 3: 1.50 tokens a round)" in text
+    assert "up to g = 0.7 on the easiest where it pays at all (2.50)" in text
+
+
+def test_the_region_has_a_line_a_comparison_and_streams_in_order():
+    table = region_table(phases())
+    assert table["comparison"].tolist() == [name for name in COMPARISONS for _ in range(2)]
+    assert table[PAYS].tolist()[:2] == ["100%", "0%"]
+    assert table["budgets, or cuts, that pay"].tolist()[:2] == ["7 to 7", "-"]
+
+
+def test_the_basis_says_whether_rounds_were_measured():
+    cost = RoundCost(floor_fit(TARGET, DRAFTER), TARGET, DRAFTER)
+    lines = assumptions(cost, 24)
+    assert any("No round is recorded" in line for line in lines)
+    assert any("modelled, 8 us each" in line for line in lines)
+    assert any("24 prompts" in line for line in lines)
+
+
+def test_what_would_turn_it_is_in_numbers():
+    pairs = pd.DataFrame({"drafter": ["d", "d"], "gain": [-0.4, -0.1]})
+    lines = turning_points(phases(), phases(lambda *_: 0.2), pairs)
+    assert "100% of the points instead of 50%" in lines[1]
+    assert "−40 to −10 %" in lines[-1]
+    assert len(turning_points(phases(), phases(), pairs[:0])) == len(lines) - 1
+
+
+def test_marked_points_have_a_line_each():
+    table = marks_table(phases(), {1.5: "one", 2.5: "two", 3.5: "three"})
+    assert table["figure"].tolist() == ["one", "one", "two", "two", "three", "three"]
+    assert table.iloc[0][next(iter(COMPARISONS))] == "+5.0 to +8.0 % (pays)"
