@@ -5,6 +5,7 @@ from kdlab.paths import DATA
 from kdlab.profiling import write_launches
 from tests.bench.samples import counted_rows, kernel_rows
 from tests.profiling.rounds import profiled
+from tests.study.rounds import all_reduce_rows, round_rows
 
 RECORDED = DATA / "recorded"
 
@@ -32,3 +33,14 @@ def recorded_launches(folder):
         write_launches(profiled(prefill=True), launches)
         write_rows(kernel_rows(), rows)
     return {"recorded": str(launches), "recorded_kernels": str(rows)}
+
+
+def recorded_rounds(folder):
+    """The recorded rounds that ship, or made-up ones, of one GPU and of several."""
+    recorded = RECORDED / "rounds-h200.parquet"
+    if recorded.exists():
+        return {}
+    made = {"recorded": round_rows(), "recorded_several": round_rows(gpus=4), "recorded_reduces": all_reduce_rows()}
+    for name, rows in made.items():
+        write_rows(rows, folder / f"{name}.parquet")
+    return {name: str(folder / f"{name}.parquet") for name in made}
