@@ -107,7 +107,8 @@ def _fit(page: CostPage) -> str:
     if page.evidence.points is None:
         return "No round is recorded yet, so there is no fit to show."
     words = "Recorded times of stages and whole rounds against their fit, and what the fit is off by"
-    return f"![{words}](pictures/50_fit.png)"
+    command = "kdlab run notebooks/50_experts_and_cost.ipynb"
+    return f"![{words}](pictures/50_fit.png)\n\n*Collectives are not in them. Made by `{command}`.*"
 
 
 def _predictions(page: CostPage) -> str:
