@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(ROOT.glob("docs/*.md"))
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *DOCS]}
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md")
-RUN = ("README.md", "docs/ideas-round.md", "docs/ideas-cost.md", "docs/kernels.md", "docs/extend.md")
+RUN = ("README.md", "docs/ideas-round.md", "docs/ideas-cost.md", "docs/kernels.md", "docs/extend.md", "docs/runs.md")
 """Pages whose Python runs here; tests/study/test_traces.py reads docs/traces.md."""
 ROOMS = ("kdlab", "kdlab.tree", "kdlab.decode", "kdlab.study", "kdlab.bench", "kdlab.bench.kernels", "kdlab.profiling",
          "kdlab.viz", "kdlab.report")  # fmt: skip

@@ -24,7 +24,10 @@ def read_lines(path: Path, faults: list[str]) -> Iterator[Line]:
             if not content.strip():
                 continue
             try:
-                yield number, json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
+                value = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
+                if b"\\u" in content:  # half of a pair, as \ud800, is JSON and no text: no file would hold it
+                    json.dumps(value, ensure_ascii=False).encode()
+                yield number, value
             except (ValueError, RecursionError) as error:
                 faults.append(f"{path}:{number}: expected a JSON object, got {content.strip()[:60]!r} ({error})")
 

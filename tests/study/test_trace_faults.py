@@ -79,6 +79,13 @@ def test_text_that_is_no_utf8_is_named_with_its_line(tmp_path):
     assert study.check_trace(path)[0].startswith(f"{path}:2: expected a JSON object")
 
 
+def test_half_a_character_is_no_text_wherever_it_stands(faults):
+    """JSON admits it as an escape; no file that holds the trace would."""
+    assert faults([ROUNDS[0].replace("my-engine", "my-\\ud83d"), ROUNDS[1]])[0].startswith(":1: expected a JSON object")
+    assert faults([ROUNDS[0], ROUNDS[1].replace("q-1", "\\udcff")])[0].startswith(":2: expected a JSON object")
+    assert faults([ROUNDS[0], ROUNDS[1].replace("q-1", "\\ud83d\\ude42")]) == []
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [
