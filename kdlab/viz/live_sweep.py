@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from kdlab.checks import check_int
+from kdlab.errors import ArgumentError
 from kdlab.study.walk import COLUMNS
 from kdlab.viz.explorer_figure import FigureImage
 from kdlab.viz.live_sweep_figure import plot_live_sweep
@@ -170,6 +171,8 @@ class LiveSweep(ipywidgets.VBox):
         try:
             for part in parts:
                 if part is not None:
+                    if not isinstance(part, pd.DataFrame):
+                        raise ArgumentError("parts", "tables, and None between them", type(part).__name__)
                     self._turns.append(part)
                     self.done = len(self._turns)
                     self._tell()

@@ -182,6 +182,14 @@ def test_marks_stand_on_the_predicted_curve_and_every_line_has_a_name(field, tab
     assert figure_of(plot_live_sweep(table.head(0))).axes
 
 
+def test_parts_that_are_no_tables_are_refused_and_leave_a_result():
+    live = LiveSweep([None, "a table"], 1)
+    with pytest.raises(ArgumentError, match="parts: expected tables, and None between them, got str"):
+        live.wait()
+    assert "failed after 0 of 1 turns: ArgumentError: parts" in live.words.value
+    assert live.result.empty
+
+
 @pytest.mark.parametrize("total", [0, -1, 1.5, "6"])
 def test_a_total_that_is_no_count_is_refused(total):
     with pytest.raises(ArgumentError, match="total"):
