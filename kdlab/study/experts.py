@@ -1,5 +1,7 @@
 """How many experts of a layer a round's rows touch: the formulas of correlated routing, and recorded expert ids."""
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -74,9 +76,19 @@ def busiest_rank(distinct: float, ranks: int, num_experts: int) -> float:
     if num_experts % check_int("ranks", ranks, minimum=1):
         raise ArgumentError("ranks", f"a divisor of {num_experts}", ranks)
     low = int(distinct)
-    rank_of = np.repeat(np.arange(ranks), num_experts // ranks)
-    order = np.random.default_rng(0).permuted(np.tile(rank_of, (_DRAWS, 1)), axis=1)
-    high = min(low + 1, num_experts)
-    counts = [np.stack([(order[:, :size] == rank).sum(axis=1) for rank in range(ranks)]).max(axis=0).mean()
-              for size in (low, high)]  # fmt: skip
-    return float(counts[0] + (distinct - low) * (counts[1] - counts[0]))
+    counts = [_busiest(size, ranks, num_experts) for size in (low, min(low + 1, num_experts))]
+    return counts[0] + (distinct - low) * (counts[1] - counts[0])
+
+
+@lru_cache(maxsize=4096)
+def _busiest(distinct: int, ranks: int, num_experts: int) -> float:
+    """Mean over the draws, for a whole number of distinct experts."""
+    chosen = _shuffled_ranks(ranks, num_experts)[:, :distinct]
+    return float(np.stack([(chosen == rank).sum(axis=1) for rank in range(ranks)]).max(axis=0).mean())
+
+
+@lru_cache(maxsize=8)
+def _shuffled_ranks(ranks: int, num_experts: int) -> np.ndarray:
+    """The rank of every expert, in a random order a draw: [_DRAWS, num_experts] int."""
+    rank_of = np.repeat(np.arange(ranks, dtype=np.int16), num_experts // ranks)
+    return np.random.default_rng(0).permuted(np.tile(rank_of, (_DRAWS, 1)), axis=1)

@@ -41,7 +41,7 @@ def published_pairs(published: pd.DataFrame) -> pd.DataFrame:
     wide = published.pivot_table(index=keys, columns="method", values="tokens_per_round", sort=False)
     if "tree" not in wide or "chain" not in wide:
         return pd.DataFrame(columns=[*keys, "chain", "tree", "gain"])
-    both = wide.dropna(subset=["chain", "tree"]).reset_index()
+    both = wide.dropna(subset=["chain", "tree"]).reset_index().rename_axis(columns=None)
     return both.assign(gain=both["tree"] / both["chain"] - 1.0)[[*keys, "chain", "tree", "gain"]]
 
 

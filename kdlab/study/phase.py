@@ -29,6 +29,7 @@ class Rivals(NamedTuple):
     controls: tuple[str, ...]
 
 
+_TREE_METHODS = ("ddtree", "beam", "adaptive_tree")
 BEST = Rivals(("ddtree",), CONTROLS)
 COMPARISONS = {
     "fixed tree, fixed controls": Rivals(("ddtree",), ("ar", "chain")),
@@ -50,6 +51,7 @@ class RoundCost:
         target, drafter: constants of the models.
         ranks, experts: how they are split.
         gpu: MEASURED_H200, or one of `carried_over`.
+        trees_alike: how much lower the exponent g is between rows of a tree than between those of a chain.
     """
 
     fit: RoundFit
@@ -58,7 +60,8 @@ class RoundCost:
     ranks: int = 8
     experts: str = "tp"
     gpu: Gpu = MEASURED_H200
-    _known: dict[tuple[int, bool, float, int, int], float] = field(default_factory=dict)
+    trees_alike: float = 0.0
+    _known: dict[tuple[int, bool, float, int, int], float] = field(default_factory=dict, init=False, repr=False)
 
     def us(self, rows: int, *, drafts: bool, g: float, streams: int, context: int) -> float:
         """Return microseconds of a round, remembered; see `time`."""
@@ -67,9 +70,15 @@ class RoundCost:
             self._known[key] = self.time(rows, drafts=drafts, g=g, streams=streams, context=context).us
         return self._known[key]
 
-    def at(self, *, g: float, streams: int, context: int) -> Callable[[int, bool], float]:
-        """Return (rows, drafts) to microseconds at one point, for `Workload.speeds`."""
-        return lambda rows, drafts: self.us(rows, drafts=drafts, g=g, streams=streams, context=context)
+    def at(self, *, g: float, streams: int, context: int) -> Callable[[int, str], float]:
+        """Return (rows, method) to microseconds at one point, for `Yields.speeds`; g is that of chains."""
+        lower = max(0.0, g - self.trees_alike)
+
+        def us(rows: int, method: str) -> float:
+            own = lower if method in _TREE_METHODS else g
+            return self.us(rows, drafts=method != "ar", g=own, streams=streams, context=context)
+
+        return us
 
     def time(self, rows: int, *, drafts: bool, g: float, streams: int, context: int) -> RoundTime:
         """Return the time of a round by stage.

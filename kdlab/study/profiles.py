@@ -135,20 +135,25 @@ class Yields:
     tokens: np.ndarray
     shares: np.ndarray
 
-    def speeds(self, round_us: Callable[[int, bool], float], streams: int = 1) -> np.ndarray:
+    def speeds(self, round_us: Callable[[int, str], float], streams: int = 1) -> np.ndarray:
         """Return tokens per microsecond of one stream: [n, A].
 
         Rounds of one stream take the mean of their times. Of more streams, whose rows differ within a round, a round is
         taken to verify their mean number of rows: packed without padding, and with no luck in how they fall together.
 
         Args:
-            round_us: (rows of a stream, whether the drafter runs) to microseconds of a round of all streams.
+            round_us: (rows of a stream, method) to microseconds of a round of all streams.
             streams: S.
         """
-        drafts = np.array([method != "ar" for method, _ in self.arms])
-        us = np.array([round_us(number, True) for number in self.rows.tolist()])
-        times = self.shares @ us if streams == 1 else np.interp(self.shares @ self.rows, self.rows, us)
-        return np.asarray(self.tokens / np.where(drafts, times, round_us(1, False)))
+        times = np.empty_like(self.tokens)
+        for method in dict.fromkeys(method for method, _ in self.arms):
+            chosen = np.array([name == method for name, _ in self.arms])
+            shares = self.shares[:, chosen]
+            rows = self.rows[shares.any(axis=(0, 1))]
+            us = np.array([round_us(number, method) for number in rows.tolist()])
+            part = shares[..., np.isin(self.rows, rows)]
+            times[:, chosen] = part @ us if streams == 1 else np.interp(part @ rows, rows, us)
+        return np.asarray(self.tokens / times)
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,7 @@ def _draw_marks(ax: Axes, marks: Sequence[Mark], g: Sequence[float]) -> dict[str
         shape = {"marker": "v", "markersize": 5} if mark.g is None else {"marker": "*", "markersize": 9}
         style = styles.setdefault(mark.label, shape | {"color": known[place], "markeredgecolor": theme.BLACK})
         above = 0.75 * (g[-1] - g[-2]) if len(g) > 1 else 0.0  # over the uppermost field, not on it
-        height = g[-1] + above if mark.g is None else float(np.clip(mark.g, g[0], g[-1]))
+        height = g[-1] + above if mark.g is None else mark.g
         entries[mark.label] = ax.plot(
             [mark.place], [height], linestyle="none", markeredgewidth=0.5, clip_on=False, zorder=5, **style
         )[0]

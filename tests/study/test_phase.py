@@ -58,6 +58,16 @@ def test_ar_runs_no_drafter():
     assert COST.us(1, drafts=False, **POINT) < COST.us(1, drafts=True, **POINT)
 
 
+def test_rows_of_a_tree_may_be_more_alike_than_those_of_a_chain():
+    alike = RoundCost(COST.fit, TARGET, DRAFTER, trees_alike=0.1)
+    plain, other = (arm_speeds(work(), cost, **POINT).set_index(["method", "setting"])["tok_s"]
+                    for cost in (COST, alike))  # fmt: skip
+    lower = arm_speeds(work(), COST, **POINT | {"g": 0.7}).set_index(["method", "setting"])["tok_s"]
+    for arm in ARMS:
+        is_tree = arm[0] in ("ddtree", "adaptive_tree")
+        assert other[arm] == pytest.approx((lower if is_tree else plain)[arm])
+
+
 def gain_of(rates, drawn, rivals=BEST, num_prompts=6):
     arms = [("ar", 0.0), ("chain", 7.0), ("adaptive_chain", 0.5), ("ddtree", 7.0), ("ddtree", 31.0)]
     return tree_gain(arms, np.array(rates), np.array(drawn), rivals, num_prompts=num_prompts)

@@ -39,7 +39,7 @@ def test_a_mix_counts_rounds_not_prompts():
 
 def test_speed_is_tokens_over_the_mean_time_of_rounds():
     work = Workload(((profile(), 1.0),))
-    speeds = work.yields().speeds(lambda rows, drafts: 10.0 * rows + (100.0 if drafts else 50.0))[0]
+    speeds = work.yields().speeds(lambda rows, method: 10.0 * rows + (50.0 if method == "ar" else 100.0))[0]
     arms = list(work.arms)
     assert speeds[arms.index(("ar", 0.0))] == pytest.approx(1 / 60)
     assert speeds[arms.index(("chain", 3.0))] == pytest.approx(work.tokens_per_round("chain", 3) / 140)
@@ -52,7 +52,7 @@ def test_streams_of_different_rows_cost_their_mean_number_of_rows_and_no_luck():
     work, arms = Workload(((profile(), 1.0),)), list(profile().arms)
     yields = work.yields()
 
-    def root(rows, drafts):
+    def root(rows, method):
         return float(rows) ** 0.5
 
     one, many = yields.speeds(root)[0], yields.speeds(root, streams=8)[0]

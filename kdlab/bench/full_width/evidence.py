@@ -32,6 +32,8 @@ FILES = {
 }
 TEMPERATURE = 0.6
 """Of the text on the line: no kind loops there, and Kimi K2.6 is run at it without thinking."""
+TREES_ALIKE = 0.05
+"""How much lower g may be between rows of a tree than of a chain: about what the mini's are at 8 rows (notebook 50)."""
 G = tuple(np.round(np.arange(0.7, 1.001, 0.05), 2).tolist())
 STREAMS, CONTEXTS, NUM_PLACES = (1, 4, 8, 16, 32), (1024, 8192, 32768), 9
 
