@@ -147,13 +147,12 @@ class LiveSweep(ipywidgets.VBox):
 
     def _work(self) -> None:
         self.state = "running"
-        self._tell()
-        self._try(self._consume)
-        self._try(self._draw)  # what is there of a sweep that failed, too
+        for step in (self._tell, self._consume, self._draw):  # a sweep that failed is drawn, too
+            self._try(step)
         self._end = time.monotonic()
-        atexit.unregister(self._leave)
         self.button.disabled = True
-        self._tell()
+        self._try(self._tell)
+        atexit.unregister(self._leave)
         self._ended.set()
 
     def _try(self, step: Callable[[], None]) -> None:

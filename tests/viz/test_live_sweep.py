@@ -161,10 +161,11 @@ def test_awaited_it_lets_others_run_and_a_cancelled_task_stops_it(work):
     assert live.state == "stopped"
 
 
-def test_a_curve_that_cannot_be_drawn_fails_the_sweep_and_not_the_process(work, monkeypatch):
+@pytest.mark.parametrize("name", ["static", "_tell"])
+def test_what_cannot_be_shown_fails_the_sweep_and_not_the_process(work, monkeypatch, name):
     live = LiveSweep(work, 6)
     work.go.release(6)
-    monkeypatch.setattr(live, "static", lambda: 1 / 0)
+    monkeypatch.setattr(live, name, lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         live.wait()
     assert live.state == "failed"
