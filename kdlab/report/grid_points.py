@@ -12,6 +12,7 @@ from typing import Any
 from kdlab.errors import ArgumentError, ParameterError
 from kdlab.report.param_text import parse_assignments
 from kdlab.report.params import Parameter, bind_parameters
+from kdlab.report.placement import FOLDERS
 
 # One value of several with commas between: quoted text, a JSON list, or all up to the next comma.
 _ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|\[[^\]]*\]|[^,]*?)\s*(,|$)""", re.DOTALL)
@@ -57,7 +58,7 @@ def check_points(
         values.
 
     Raises:
-        ParameterError: a name is unknown, a value has a wrong type, or two points are the same.
+        ParameterError: a name is unknown, a value has a wrong type, or two points are the same or write to one folder.
         ArgumentError: there are no points.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -69,6 +70,10 @@ def check_points(
         found[name] = values
     if not found:
         raise ArgumentError("points", "at least one", "none")
+    for name in FOLDERS:
+        given = [values[name] for values in found.values() if isinstance(values.get(name), str)]
+        if len(set(given)) < len(given):
+            raise ParameterError(f"{name}: expected another folder for each point, or none given: each has its own")
     return found
 
 

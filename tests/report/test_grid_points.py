@@ -16,6 +16,7 @@ from tests.report.test_grid import FINAL, PARAMETERS
         (["-p", "budget=7,7"], "the value 7 is given twice"),
         (["-p", "budget=7", "-p", "budget=7"], "the value 7 is given twice"),
         (["-p", "budget"], "expected name=value"),
+        (["-p", "budget=1,2", "-p", "results=all"], "results: expected another folder for each point"),
         (["--name", "../x"], "name: expected letters"),
         (["--points", "bad.csv"], "line 3: budget: expected an integer, got 'x'"),
         (["--points", "unknown.csv"], "unknown parameter 'bugdet'"),
