@@ -39,7 +39,7 @@ COMPARISONS = {
 """The second is the question. The first is what it becomes where a drafter's confidence says nothing, or where rounds
 have one shape; the third gives the tree the freedom that its best control has."""
 PAYS, COSTS, OPEN = "pays", "costs", "open"
-"""What is said of a point: the whole interval of the gain above zero, below zero, or zero inside it."""
+"""What is said of a point: the whole interval of the gain above a margin, below minus that margin, or neither."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +107,13 @@ def arm_speeds(work: Workload, cost: RoundCost, *, g: float, streams: int, conte
 
 def tree_gain(
     arms: Sequence[Arm], rates: np.ndarray, drawn: np.ndarray, rivals: Rivals = BEST, *, num_prompts: int,
-    level: float = 0.95,
+    level: float = 0.95, margin: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the best tree, the best control and what the tree gains over it (negative: it loses).
 
     Both are chosen on the prompts that they are measured on, so the interval leans against either: at its lower end the
     tree stays as chosen while every resample of prompts chooses its control anew, at its upper end the other way round.
-    Round times are taken as exact.
+    Round times are taken as exact in it; `margin` is for their error.
 
     Args:
         arms: A arms.
@@ -122,6 +122,7 @@ def tree_gain(
         rivals: which arms are trees, and which controls.
         num_prompts: fewest prompts of a kind; below 5 there is no interval, and the call is OPEN.
         level: share inside the interval.
+        margin: how far from zero the interval has to lie for a call.
 
     Returns:
         tree, budget (its setting), control, control_setting, gain, low, high, call (PAYS, COSTS or OPEN) and over_ar,
@@ -145,7 +146,7 @@ def tree_gain(
         "gain": float(rates[tree] / rates[control] - 1.0),
         "low": low,
         "high": high,
-        "call": PAYS if low > 0 else COSTS if high < 0 else OPEN,
+        "call": PAYS if low > margin else COSTS if high < -margin else OPEN,
         "over_ar": float(rates[tree] / plain[0] - 1.0) if plain else float("nan"),
     }
 
@@ -161,6 +162,8 @@ def phase_table(
     num_resamples: int = 1000,
 ) -> pd.DataFrame:
     """Return where a tree pays: one row a workload, point and comparison.
+
+    A call needs an interval farther from zero than the fitted times are typically off, see `RoundFit.error`.
 
     Args:
         works: workloads by name, or by their place on a line.
@@ -182,7 +185,7 @@ def phase_table(
             round_us = cost.at(g=one, streams=count, context=rows)
             rates, drawn = known.speeds(round_us, count)[0], resampled.speeds(round_us, count)
             for comparison, rivals in comparisons.items():
-                gain = tree_gain(work.arms, rates, drawn, rivals, num_prompts=num_prompts)
+                gain = tree_gain(work.arms, rates, drawn, rivals, num_prompts=num_prompts, margin=cost.fit.error)
                 tok_s = 1e6 * count * float(rates[work.arms.index((gain["tree"], gain["budget"]))])
                 point = {"work": name, "g": one, "streams": count, "context": rows, "comparison": comparison}
                 found.append(point | gain | {"tok_s": tok_s})

@@ -76,6 +76,11 @@ class RoundFit:
     all_reduce: AllReduce = MODELLED
     measured: bool = True
 
+    @property
+    def error(self) -> float:
+        """How far a whole round is typically off: the median of its absolute residuals; 0 without any."""
+        return float(np.median(np.abs(self.residuals))) if self.residuals else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:

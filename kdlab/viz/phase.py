@@ -38,7 +38,7 @@ def plot_regions(
 ) -> Figure:  # fmt: skip
     """Draw gains over text (to the right) and routing (upwards), a column of panels a number of streams.
 
-    Blue: the tree is faster, red: it is slower; the line is where neither is. A dot: the interval includes zero.
+    Blue: the tree is faster, red: it is slower; the line is where neither is. A dot: too close to call.
 
     Args:
         phases: of `kdlab.study.phase.phase_table`, its works places on a line.
@@ -123,7 +123,7 @@ def _draw_region(ax: Axes, panel: pd.DataFrame) -> None:
 
 def _draw_marks(ax: Axes, marks: Sequence[Mark], g: Sequence[float]) -> dict[str, Any]:
     entries: dict[str, Any] = {
-        "zero inside the interval": Line2D([], [], linestyle="none", marker=".", color=theme.GREY),
+        "too close to call": Line2D([], [], linestyle="none", marker=".", color=theme.GREY),
         "neither is faster": Line2D([], [], color=theme.BLACK, linewidth=1.2),
     }
     styles: dict[str, dict[str, Any]] = {}

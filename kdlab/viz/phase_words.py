@@ -28,7 +28,7 @@ def answer(phases: pd.DataFrame) -> str:
         f"- A tree that is cut where the draft is unsure too, against the same: {_calls_of(free)}.",
         "",
         "A point is a text, a routing g, a number of streams and a context. A tree pays, or costs, where the whole "
-        "interval over prompts lies on one side of zero.",
+        "interval over prompts is farther from zero than the fitted times are typically off.",
     ])  # fmt: skip
 
 
@@ -74,9 +74,10 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
         times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."
     return [
         "Acceptance is kimi-k26-mini's, block 8, whose drafter and text are not K2.6's; places between its kinds of "
-        f"text are mixes of two of them, round by round. Intervals are {level:.0%} bootstraps over {num_prompts} "
-        "prompts a kind, round times taken as exact.",
+        "text are mixes of two of them, round by round.",
         times,
+        f"Intervals are {level:.0%} bootstraps over {num_prompts} prompts a kind. A tree pays, or costs, where the "
+        f"whole interval is farther from zero than a fitted round is typically off ({fit.error:.1%}).",
         f"Collectives, {cost.ranks} ranks: {fit.all_reduce.source(cost.ranks)}.",
         f"Experts of a layer that rows touch: E (1 - (1 - k/E)^(S n^g)), experts split by \"{cost.experts}\"; streams "
         "route independently of each other.",

@@ -1,5 +1,7 @@
 """The phase table: a tree wins where its rows are cheap and loses where they are dear; calls lean against both."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -68,9 +70,9 @@ def test_rows_of_a_tree_may_be_more_alike_than_those_of_a_chain():
         assert other[arm] == pytest.approx((lower if is_tree else plain)[arm])
 
 
-def gain_of(rates, drawn, rivals=BEST, num_prompts=6):
+def gain_of(rates, drawn, rivals=BEST, num_prompts=6, margin=0.0):
     arms = [("ar", 0.0), ("chain", 7.0), ("adaptive_chain", 0.5), ("ddtree", 7.0), ("ddtree", 31.0)]
-    return tree_gain(arms, np.array(rates), np.array(drawn), rivals, num_prompts=num_prompts)
+    return tree_gain(arms, np.array(rates), np.array(drawn), rivals, num_prompts=num_prompts, margin=margin)
 
 
 def test_gain_is_over_the_best_control_and_calls_need_the_whole_interval():
@@ -82,6 +84,8 @@ def test_gain_is_over_the_best_control_and_calls_need_the_whole_interval():
     assert split["call"] == OPEN
     lost = [100.0, 150.0, 120.0, 140.0, 90.0]
     assert gain_of(lost, [lost] * 50)["call"] == COSTS
+    assert gain_of(rates, [rates] * 50, margin=0.11)["call"] == OPEN
+    assert gain_of(lost, [lost] * 50, margin=0.07)["call"] == OPEN
     few = gain_of(rates, [rates] * 50, num_prompts=4)
     assert few["call"] == OPEN
     assert np.isnan(few["low"])
@@ -122,6 +126,15 @@ def test_the_grid_is_whole_and_a_fitted_machine_is_not_a_perfect_one():
     assert (table["gain"] <= table["high"] + 1e-12).all()
     perfect = phase_table(both, RoundCost(floor_fit(TARGET, DRAFTER), TARGET, DRAFTER), **grid, num_resamples=50)
     assert (perfect["tok_s"] > table["tok_s"]).all()
+
+
+def test_a_fit_that_is_off_leaves_more_open_and_moves_no_gain():
+    off = RoundCost(replace(COST.fit, residuals=(-0.2, 0.3, 0.25)), TARGET, DRAFTER)
+    assert off.fit.error == pytest.approx(0.25)
+    grid = {"g": (0.8,), "streams": (1, 8), "contexts": (1024,), "num_resamples": 50}
+    sure, unsure = (phase_table({"a": work()}, cost, **grid) for cost in (COST, off))
+    assert unsure["gain"].tolist() == sure["gain"].tolist()
+    assert (unsure["call"] == OPEN).sum() > (sure["call"] == OPEN).sum()
 
 
 def test_budgets_have_one_best_each_and_stand_beside_the_best_of_other_methods():

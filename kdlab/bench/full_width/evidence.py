@@ -86,7 +86,7 @@ class Evidence:
 
         Args:
             cost: of a round; None takes the fitted one.
-            num_resamples: of the prompts.
+            num_resamples: of the intervals.
         """
         return phase_table(
             self.works(), cost or self.cost, g=G, streams=STREAMS, contexts=CONTEXTS, num_resamples=num_resamples
