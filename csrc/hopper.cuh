@@ -210,12 +210,17 @@ DEVICE u32 remote_address(u32 shared, int rank) {
   return address;
 }
 
-// `bytes` (a multiple of 16) to another block's shared memory; they arrive at a barrier there. Both addresses there are
-// remote ones.
-DEVICE void copy_to_block(u32 remote, u32 shared, u32 bytes, u32 remote_barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+// A value to another block's shared memory; its bytes arrive at a barrier there. Both addresses there are remote ones.
+DEVICE void send_to_block(u32 remote, uint4 value, u32 remote_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
                :
-               : "r"(remote), "r"(shared), "r"(bytes), "r"(remote_barrier)
+               : "r"(remote), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote_barrier)
+               : "memory");
+}
+DEVICE void send_to_block(u32 remote, float2 value, u32 remote_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
+               :
+               : "r"(remote), "f"(value.x), "f"(value.y), "r"(remote_barrier)
                : "memory");
 }
 

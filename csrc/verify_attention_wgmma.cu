@@ -22,6 +22,7 @@ DEVICE void clear_values(u8 (*boxes)[BOX_BYTES], const Segment& seg, int block, 
   const int first_row = seg.prefix + seg.nodes - block * Config::PAGE;
   if (first_row >= Config::PAGE) return;
   const int thread = threadIdx.x % 128;
+#pragma unroll 1
   for (int i = first_row * 8 + thread; i < 64 * 8; i += 128) {
 #pragma unroll
     for (int box = 0; box < 4; ++box) reinterpret_cast<uint4*>(boxes[4 * group + box])[i] = uint4{0, 0, 0, 0};
@@ -37,6 +38,7 @@ enum Phases : u32 {
   STARTED = 16,
   CHAINED = 32,                                // its queries and keys came ahead
   R_PARITY = 64,                               // of the next use of plan.received
+  SINGLE = 128,                                // the segment under way is the unit's only one
 };
 DEVICE u32 turn_of(u32 phases) { return phases / TURN & 1; }
 
@@ -155,6 +157,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
   u32 prob[16];
   for (int block = w.begin; block < w.end; block += 2) {
     const bool paired = block + 1 < w.end, masked = block >= w.first_masked;
+    const u32 mask = masked ? load_mask(w.p, w.seg, block, w.row) : 0;  // while keys, or those values, are under way
     wgmma_wait<0>(o);  // the values of the pair before
     if (w.leader && paired && !w.first) {
       fetch_half<1, 0>(plan, w.key_map, take_page(w, 1, block + 1, 0));
@@ -173,11 +176,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     ask_page(w, 1, block + 3);
     w.first = false;
     w.phases ^= K0_PARITY;
-    u32 mask = 0;
-    if (masked) {
-      clear_values(plan.k[0], w.seg, block, 0);
-      mask = load_mask(w.p, w.seg, block, w.row);
-    }
+    if (masked) clear_values(plan.k[0], w.seg, block, 0);
     wgmma_wait<0>(s);
     if (masked) mask_scores(mask, s);
     next_max(w.p, s, rows.max, new_max);
@@ -217,6 +216,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     const bool paired = block + 1 < w.end, first = w.first;
     u32 mask = 0;
     if (paired) {
+      if (block + 1 >= w.first_masked) mask = load_mask(w.p, w.seg, block + 1, w.row);
       score_box<1, 4>(w, s, 0);
       score_box<1, 5>(w, s, 1);
       score_box<1, 6>(w, s, 1);
@@ -231,10 +231,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       w.phases ^= K1_PARITY;
       ask_page(w, 0, block + 2);
       ask_page(w, 1, block + 3);
-      if (block + 1 >= w.first_masked) {
-        clear_values(plan.k[1], w.seg, block + 1, 1);
-        mask = load_mask(w.p, w.seg, block + 1, w.row);
-      }
+      if (block + 1 >= w.first_masked) clear_values(plan.k[1], w.seg, block + 1, 1);
       wgmma_wait<0>(s);  // ptxas would put it before the first touch of o anyway
     }
     if (block >= w.first_masked) {
@@ -338,25 +335,42 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   if (CLUSTER > 1) {
     __syncwarp();
     cluster_barrier_arrive();
+  } else {
+    __syncthreads();
   }
   grid_dependency_wait();
   grid_dependency_launch();
-  if (threadIdx.x < WARP) {
-    const List list = make_list(p);
-    if (threadIdx.x == 0) {
-      plan.list = list, plan.cursor = make_cursor(list);
-      plan.valid[0] = false;
+  if (CLUSTER > 1) cluster_barrier_wait();  // all barriers of the cluster stand; what is in L1 is lost here
+  // The lengths are asked for before all else, by every lane those of a stream, or of the only one.
+  const int stream = num_streams > 1 ? lane_id() : 0;
+  const int length = stream < num_streams ? prefix_len[stream] : 0, rows = stream < num_streams ? num_nodes[stream] : 0;
+  warm_inputs(p, plan);
+  const Stream streams = make_stream(p, stream, length, rows, 0);
+  const List list = make_list(p, streams);
+  u32 phases = CHAINED;
+  bool more = true;
+  if (is_single(p, list)) {
+    Segment seg;
+    more = single_segment(p, list, streams, seg);
+    if (more && leader) fetch_first(p, plan, query_map, key_map, seg, group);
+    if (more && threadIdx.x == 0) {
+      plan.segment[0] = seg;
+      plan.valid[1] = false;
+      plan.next_page[0] = plan.next_page[1] = -1;
     }
-    __syncwarp();
-  } else {
-    warm_table(p);
+    phases = CHAINED | STARTED | SINGLE;
+    copy_async_wait_all();
+    __syncthreads();
+  } else if (threadIdx.x == 0) {
+    plan.list = list, plan.cursor = make_cursor(list);
   }
-  // The first round has no segment: it only looks for the first one.
-  for (u32 phases = CHAINED; !(phases & STARTED) || plan.valid[turn_of(phases)]; phases ^= TURN) {
+  // Else the first round has no segment: it only looks for the first one.
+  for (; more; phases ^= TURN, more = plan.valid[turn_of(phases)]) {
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
     if (leader && !(phases & CHAINED)) fetch_first(p, plan, query_map, key_map, seg, group);
-    if (threadIdx.x < WARP) {
+    if (threadIdx.x < WARP && !(phases & SINGLE)) {
+      __syncwarp();
       const bool valid = next_segment(p, plan.list, plan.cursor, next);
       __syncwarp();
       if (threadIdx.x == 0) {
@@ -370,8 +384,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     }
     if (!(phases & STARTED)) {
       phases = STARTED;
+      copy_async_wait_all();
       __syncthreads();
-      if (CLUSTER > 1) cluster_barrier_wait();  // the other blocks' barriers stand
       continue;
     }
     const int begin = seg.begin, end = seg.end;
@@ -421,5 +435,5 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     }
     __syncthreads();  // plan.segment was read
   }
-  if (plan.list.unused) clear_unused(p);
+  if (list.unused) clear_unused(p);
 }

@@ -41,7 +41,7 @@ DEVICE void write_columns(const Params& p, const Segment& seg, const float* o, i
     for (int j = 0; j < 4; ++j) v[j] = used ? pack_pair<Scalar>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]) : 0;
     transpose_quad(v);
     Scalar* out = p.o + (i64(seg.stream) * num_pairs + pair) * Config::LATENT + 256 * group + 32 * part + 8 * t;
-    if (pair < num_pairs) *reinterpret_cast<uint4*>(out) = uint4{v[0], v[1], v[2], v[3]};
+    if (pair < num_pairs) __stcg(reinterpret_cast<uint4*>(out), uint4{v[0], v[1], v[2], v[3]});
   }
 }
 
@@ -55,29 +55,10 @@ DEVICE void write_lse(const Params& p, const Segment& seg, const float (&lse)[2]
   }
 }
 
-// A whole tile that no other block has a part of.
-DEVICE void write_tile(const Params& p, const Segment& seg, const float (&o)[128], const float (&max)[2],
-                       const float (&sum)[2], int row) {
-  float inverse[2], lse[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    inverse[r] = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-    lse[r] = sum[r] > 0.0f ? max[r] + log2f(sum[r]) : -INFINITY_F32;
-  }
-#pragma unroll
-  for (int part = 0; part < 8; ++part) {
-    float v[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = o[16 * part + i] * inverse[i / 2 % 2];
-    write_columns(p, seg, v, part, row);
-  }
-  write_lse(p, seg, lse, 0, row);
-}
-
 // Two values of Scalar as floats.
 DEVICE float2 unpack_pair(u32 pair) {
 #if DTYPE == 1
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  return float2{__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 #else
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 #endif
@@ -102,9 +83,40 @@ DEVICE void add_pieces(float* sums, const uint4& values, const float (&keep)[2],
   }
 }
 
+// 1 / x within 1 ulp, without the branch of exact division.
+DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Within 2^-22.
+DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 DEVICE void inverse_of(const float (&sum)[2], float (&inverse)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) inverse[r] = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+  for (int r = 0; r < 2; ++r) inverse[r] = sum[r] > 0.0f ? reciprocal(sum[r]) : 0.0f;
+}
+
+// A whole tile that no other block has a part of.
+DEVICE void write_tile(const Params& p, const Segment& seg, const float (&o)[128], const float (&max)[2],
+                       const float (&sum)[2], int row) {
+  float inverse[2], lse[2];
+  inverse_of(sum, inverse);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) lse[r] = sum[r] > 0.0f ? max[r] + log2_fast(sum[r]) : -INFINITY_F32;
+#pragma unroll
+  for (int part = 0; part < 8; ++part) {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = o[16 * part + i] * inverse[i / 2 % 2];
+    write_columns(p, seg, v, part, row);
+  }
+  write_lse(p, seg, lse, 0, row);
 }
 
 // Warps of 16 rows that hold used rows of the tile, of the four.
@@ -119,9 +131,9 @@ DEVICE u32 used_slice_bytes(const Params& p, const Segment& seg) {
 DEVICE void open_merge(const Params& p, Plan& plan, const Segment& seg) {
   if (CLUSTER == 1) return;
   if (threadIdx.x == 0) {
-    const u32 bytes = used_slice_bytes(p, seg) + 2 * Config::TILE * sizeof(float);
     const int others = seg.senders - (block_index() % CLUSTER < seg.senders ? 1 : 0);
-    mbarrier_expect(shared_address(&plan.received), others * bytes);
+    const u32 stats_bytes = used_warps(p, seg) * 16 * sizeof(float2);
+    mbarrier_expect(shared_address(&plan.received), others * used_slice_bytes(p, seg) + seg.senders * stats_bytes);
   }
   __syncwarp();
   cluster_barrier_arrive();
@@ -129,8 +141,8 @@ DEVICE void open_merge(const Params& p, Plan& plan, const Segment& seg) {
 
 // Sums of all blocks of the cluster over their key blocks; `max` (log2) and `sum` of this block's. All blocks call.
 // Every block sends each other one its slice of the columns, normalised and rounded to Scalar: one rounding more of
-// each part, of the size of P's and the output's. cluster_barrier_wait has to follow before q, p or k are written
-// again.
+// each part, of the size of P's and the output's. The time is that of the way there, some 20 bytes a cycle.
+// cluster_barrier_wait has to follow before q or p are written again.
 DEVICE void merge_cluster(const Params& p, Plan& plan, const Segment& seg, const float (&o)[128],
                           const float (&max)[2], const float (&sum)[2], u32 parity, int row, Slice& slice) {
   float total[2] = {sum[0], sum[1]}, top[2] = {max[0], max[1]}, inverse[2];
@@ -143,61 +155,76 @@ DEVICE void merge_cluster(const Params& p, Plan& plan, const Segment& seg, const
     const int rank = block_index() % CLUSTER, warp = warp_id() % 4, group = threadIdx.x / 128;
     const bool used = warp < used_warps(p, seg);
     const int place = (warp * 2 + group) * WORDS * WARP + lane_id();  // within a slice, in words
-    uint4* mine = reinterpret_cast<uint4*>(plan.k) + place;           // a slice for every block
-    float* stats = reinterpret_cast<float*>(plan.p[1]);               // [CLUSTER, 2, TILE]
+    float2* stats = reinterpret_cast<float2*>(plan.p[1]);  // [CLUSTER, TILE] of maximum and sum
+    cluster_barrier_wait();                                // the others are through with q and p
     if (used && rank < seg.senders) {
+      const u32 slices = shared_address(plan.q) + rank * Config::SLICE_BYTES + place * sizeof(uint4);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) mine[i / WORDS * SLICE_WORDS + i % WORDS * WARP] = pack_pieces(o + 8 * i, inverse);
-    }
-    if (group == 0 && lane_id() % 4 == 0) {
-      float* own = stats + rank * 2 * Config::TILE + row;
-      own[0] = max[0], own[8] = max[1], own[Config::TILE] = sum[0], own[Config::TILE + 8] = sum[1];
-    }
-    async_proxy_fence();
-    __syncthreads();
-    cluster_barrier_wait();  // the others are through with q and p
-    if (rank < seg.senders && threadIdx.x < CLUSTER && threadIdx.x != rank) {
-      const int to = threadIdx.x;
-      const u32 full = remote_address(shared_address(&plan.received), to);
-      const u32 stats_place = shared_address(stats + rank * 2 * Config::TILE);
-      copy_to_block(remote_address(stats_place, to), stats_place, 2 * Config::TILE * sizeof(float), full);
-      const u32 there = remote_address(shared_address(plan.q) + rank * Config::SLICE_BYTES, to);
-      copy_to_block(there, shared_address(plan.k) + to * Config::SLICE_BYTES, used_slice_bytes(p, seg), full);
+      for (int i = 0; i < 16; ++i) {
+        const uint4 word = pack_pieces(o + 8 * i, inverse);
+        if (i / WORDS == rank) {  // which this thread itself reads
+          reinterpret_cast<uint4*>(plan.q)[rank * SLICE_WORDS + place + i % WORDS * WARP] = word;
+        } else {
+          const u32 full = remote_address(shared_address(&plan.received), i / WORDS);
+          send_to_block(remote_address(slices, i / WORDS) + i % WORDS * WARP * sizeof(uint4), word, full);
+        }
+      }
+      if (group == 0) {
+        for (int to = lane_id() % 4; to < CLUSTER; to += 4) {
+          const u32 full = remote_address(shared_address(&plan.received), to);
+          const u32 own = remote_address(shared_address(stats + rank * Config::TILE + row), to);
+          send_to_block(own, float2{max[0], sum[0]}, full);
+          send_to_block(own + 8 * sizeof(float2), float2{max[1], sum[1]}, full);
+        }
+      }
     }
     __syncwarp();
     mbarrier_wait(shared_address(&plan.received), parity);
-    // Loops, not unrolled: machine code that runs once comes slowly.
-    top[0] = top[1] = NO_KEY;
-#pragma unroll 2
-    for (int i = 0; i < seg.senders; ++i) {
+    // A quad shares out its two rows' weights. The loop is not unrolled: machine code that runs once comes slowly.
+    constexpr int EACH = CLUSTER < 4 ? 1 : CLUSTER / 4;
+    const int t = lane_id() % 4;
+    float weights[EACH][2];
+    float2 stat[EACH][2];
+    top[0] = top[1] = NO_KEY, total[0] = total[1] = 0.0f;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], stats[i * 2 * Config::TILE + row + 8 * r]);
-    }
-    total[0] = total[1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] = 0.0f;
-#pragma unroll 2
-    for (int i = 0; i < seg.senders; ++i) {
-      constexpr float KEEP[2] = {1.0f, 1.0f};
-      const uint4* from = i == rank ? mine : reinterpret_cast<uint4*>(plan.q) + place;
-      float weight[2];
+    for (int k = 0; k < EACH; ++k) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* stat = stats + i * 2 * Config::TILE + row + 8 * r;
-        weight[r] = exp2_fast(stat[0] - top[r]) * stat[Config::TILE];
-        total[r] += weight[r];
+        const bool there = 4 * k + t < seg.senders;
+        stat[k][r] = there ? stats[(4 * k + t) * Config::TILE + row + 8 * r] : float2{NO_KEY, 0.0f};
+        top[r] = fmaxf(top[r], stat[k][r].x);
       }
+    }
 #pragma unroll
-      for (int j = 0; j < WORDS; ++j) add_pieces(slice.o + 8 * j, from[i * SLICE_WORDS + j * WARP], KEEP, weight);
+    for (int r = 0; r < 2; ++r) {
+      top[r] = warp_reduce<4>(top[r], [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+      for (int k = 0; k < EACH; ++k) {
+        weights[k][r] = exp2_fast(stat[k][r].x - top[r]) * stat[k][r].y;
+        total[r] += weights[k][r];
+      }
+      total[r] = warp_sum<4>(total[r]);
     }
     inverse_of(total, inverse);
 #pragma unroll
-    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] *= inverse[i / 2 % 2];
+    for (int i = 0; i < 4 * Config::PIECES; ++i) slice.o[i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+      const float own[2] = {weights[k][0] * inverse[0], weights[k][1] * inverse[1]};
+#pragma unroll 1
+      for (int i = 4 * k; i < min(int(seg.senders), 4 * k + 4); ++i) {
+        constexpr float KEEP[2] = {1.0f, 1.0f};
+        const float weight[2] = {__shfl_sync(FULL_MASK, own[0], i, 4), __shfl_sync(FULL_MASK, own[1], i, 4)};
+        const uint4* from = reinterpret_cast<uint4*>(plan.q) + place + i * SLICE_WORDS;
+#pragma unroll
+        for (int j = 0; j < WORDS; ++j) add_pieces(slice.o + 8 * j, from[j * WARP], KEEP, weight);
+      }
+    }
     __syncwarp();
     cluster_barrier_arrive();  // what the others sent has come and was read
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) slice.lse[r] = total[r] > 0.0f ? top[r] + log2f(total[r]) : -INFINITY_F32;
+  for (int r = 0; r < 2; ++r) slice.lse[r] = total[r] > 0.0f ? top[r] + log2_fast(total[r]) : -INFINITY_F32;
 }
 
 // A part of a tile: number of its slice in `partial`.
@@ -206,7 +233,12 @@ DEVICE int slice_number(const Segment& seg, int part, int rank) {
   return (2 * unit + (part == 0 ? 1 : 0)) * CLUSTER + rank;  // a unit ends at most one tile and begins at most one
 }
 
-DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Counts a block in, after all of its writes (a barrier came before) and before its reads of what the others wrote.
+DEVICE u32 count_in(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
 
 // Puts this unit's part of a tile into global memory; true for the last unit to come, which sees all parts.
 DEVICE bool hand_in(const Params& p, Plan& plan, const Segment& seg, const Slice& slice, bool used, int row) {
@@ -225,10 +257,8 @@ DEVICE bool hand_in(const Params& p, Plan& plan, const Segment& seg, const Slice
   __syncthreads();
   if (threadIdx.x == 0) {
     u32* counter = p.counters + seg.first_unit * CLUSTER + rank;
-    fence_gpu();  // of the whole block's writes, which the barrier put before it
-    plan.arrived = atomicAdd(counter, 1);
+    plan.arrived = count_in(counter);
     if (plan.arrived == seg.parts - 1) *counter = 0;
-    fence_gpu();
   }
   __syncthreads();
   return plan.arrived == seg.parts - 1;
@@ -278,7 +308,7 @@ DEVICE void merge_units(const Params& p, const Segment& seg, bool used, int row)
 #pragma unroll
     for (int i = 0; i < WORDS / 2; ++i) write_columns(p, seg, o + 16 * i, (rank * Config::WORDS + word) / 2 + i, row);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) lse[r] = total[r] > 0.0f ? top[r] + log2f(total[r]) : -INFINITY_F32;
+    for (int r = 0; r < 2; ++r) lse[r] = total[r] > 0.0f ? top[r] + log2_fast(total[r]) : -INFINITY_F32;
     if (word == 0) write_lse(p, seg, lse, rank, row);
   }
 }

@@ -1,6 +1,7 @@
 // csrc/verify_wgmma_shares.cuh: which key blocks of which tiles a unit (a cluster) works on, and what the parts of the
 //   wgmma kernel have in common. Part of csrc/verify_attention_wgmma.cu.
-//   Warp 0 finds its unit's work from the lengths in global memory, so the host need not know them. Of the used tiles
+//   A unit's work is found from the lengths in global memory, so the host need not know them: one segment at most by
+//   every warp for itself, several by warp 0, one after the other. Of the used tiles
 //     whole  tile i * units + unit in round i, or
 //     even   few tiles: part u / tiles of tile u % tiles for unit u, all parts equal, or
 //     list   the tiles of the last full round and of the incomplete one as one list, in which a tile of n key blocks is
@@ -10,6 +11,7 @@
 #pragma once
 
 #include "hopper.cuh"
+#include "mma.cuh"
 
 struct Config {
   static constexpr int LATENT = 512, PAGE = 64, TILE = 64, THREADS = 256;
@@ -56,8 +58,8 @@ struct Plan {                                      // shared memory
   alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];  // later the slices that a cluster's blocks send to this one
   u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q,
                                                    // p[1] later the maxima and sums that go with the slices
-  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair; later slices for other blocks
-  float max[2][Config::TILE], sum[2][Config::TILE];
+  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair
+  float max[2][Config::TILE], sum[2][Config::TILE];  // a word a thread
   // mbarriers, Config::BARRIERS of them
   u64 q_full;
   u64 k_full[2][2];  // of both blocks of a pair the columns of either group, and the rope box with the first to go
@@ -89,6 +91,7 @@ struct Params {
   int fixed_split;         // a row's result depends on its own stream alone: no lists, and the prefix decides the parts
   float scale_log2;
 };
+
 
 enum Barrier { P0_READY = 1, P1_READY, GROUP0, GROUP1 };  // numbers; 0 is __syncthreads
 
@@ -128,11 +131,10 @@ DEVICE u32 sum_before(u32 value) {
   return sum - value;
 }
 
-DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
-  const int stream = first_stream + lane_id();
+// Of stream `stream`, of which `tiles_before` and what the lanes before have are before it.
+DEVICE Stream make_stream(const Params& p, int stream, int prefix, int nodes, u32 tiles_before) {
   Stream s = {0, 0, 0, 0, tiles_before};
   if (stream < p.num_streams) {
-    const int prefix = p.prefix_len[stream], nodes = p.num_nodes[stream];
     s.prefix = legal_prefix(p, prefix);
     s.nodes = legal_nodes(p, nodes, s.prefix);
     s.tiles = (s.nodes * p.num_heads + Config::TILE - 1) / Config::TILE;
@@ -140,6 +142,11 @@ DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
   }
   if (p.num_streams > 1) s.tiles_before += sum_before(s.tiles);
   return s;
+}
+DEVICE Stream load_stream(const Params& p, int first_stream, u32 tiles_before) {
+  const int stream = first_stream + lane_id();
+  const bool there = stream < p.num_streams;
+  return make_stream(p, stream, there ? p.prefix_len[stream] : 0, there ? p.num_nodes[stream] : 0, tiles_before);
 }
 
 // Brings lengths, table and tree into the L2 cache, before they may be read.
@@ -154,22 +161,26 @@ DEVICE void prefetch_inputs(const Params& p) {
   prefetch(p.ancestors, i64(p.num_streams) * p.num_rows * p.num_words * sizeof(u32));
 }
 
-// Brings the block table into L1, while warp 0 makes the list: a segment's first page is on the way to its first key.
-DEVICE void warm_table(const Params& p) {
-  constexpr int WORDS = 32;  // of a cache line
-  const int word = (threadIdx.x - WARP) * WORDS;
-  if (word < p.num_streams * p.table_width) {
-    asm volatile("{.reg .b32 t; ld.global.ca.b32 t, [%0];}" : : "l"(p.block_table + word) : "memory");
-  }
+// Brings the block table and the tree into L1: a segment's first page is on the way to its first key. As copies to
+// where nobody looks (free again after copy_async_wait_all and a barrier): ptxas drops a load whose value is not used.
+DEVICE void warm_inputs(const Params& p, Plan& plan) {
+  const auto warm = [&](const void* start, i64 bytes) {
+    const i64 offset = threadIdx.x * 128;  // of a cache line
+    if (offset >= bytes) return;
+    copy_async4(shared_address(plan.max) + 4 * threadIdx.x, static_cast<const u8*>(start) + offset);
+  };
+  warm(p.block_table, i64(p.num_streams) * p.table_width * sizeof(i32));
+  warm(p.ancestors, i64(p.num_streams) * p.num_rows * p.num_words * sizeof(u32));
 }
 
-// Warp 0 makes the list and finds the segments.
-DEVICE List make_list(const Params& p) {
+// `s`: the first streams, or in every lane the only one. Every warp makes the list for itself.
+DEVICE List make_list(const Params& p, Stream s) {
   const u32 all_units = gridDim.x / CLUSTER;
-  u32 tiles = 0, longest = 0;
+  u32 tiles = s.tiles, longest = s.tiles > 0 ? s.size : 0;
+  if (p.num_streams > 1) tiles = longest = 0;
 #pragma unroll 1
-  for (int first = 0; first < p.num_streams; first += WARP) {
-    const Stream s = load_stream(p, first, 0);
+  for (int first = 0; p.num_streams > 1 && first < p.num_streams; first += WARP) {
+    if (first > 0) s = load_stream(p, first, 0);
     tiles += __reduce_add_sync(FULL_MASK, s.tiles);
     longest = max(longest, __reduce_max_sync(FULL_MASK, s.tiles > 0 ? s.size : 0));
   }
@@ -214,10 +225,56 @@ DEVICE Cursor make_cursor(const List& list) {
   return {0, start(unit), start(unit + 1)};
 }
 
+// This block's keys, of those of its unit, and how many blocks of the cluster have some. With fixed_split what a block
+// gets depends on the prefix alone, and the last one gets the tree.
+DEVICE u32 cut_for_block(const Params& p, u32 prefix, u32 blocks, u32& begin, u32& end) {
+  const u32 rank = block_index() % CLUSTER, zero = begin;
+  const u32 shared = (p.fixed_split ? min(prefix / Config::PAGE, blocks) : end) - begin;
+  const u32 senders = min(max(shared, 1u), u32(CLUSTER));
+  const auto cut = [&](u32 i) { return zero + (shared < CLUSTER ? min(i, shared) : shared * i / CLUSTER); };
+  begin = cut(rank);
+  if (!p.fixed_split || rank + 1 != senders) end = cut(rank + 1);
+  return senders;
+}
+
+// Key blocks of a tile, and the tree rows of its stream that it needs.
+DEVICE u32 tile_blocks(const Params& p, u32 prefix, u32 nodes, u32 tile) {
+  return key_blocks(prefix, min(nodes, (tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1));
+}
+
+// No unit has more than one segment, and a warp knows all streams: every warp finds it for itself, which takes half the
+// time of handing it on.
+DEVICE bool is_single(const Params& p, const List& list) {
+  return p.num_streams <= WARP && list.length == 0 && list.rounds <= 1;
+}
+DEVICE bool single_segment(const Params& p, const List& list, const Stream& s, Segment& segment) {
+  const u32 unit = block_index() / CLUSTER, part = list.parts > 1 ? unit / list.tiles : 0;
+  const u32 number = unit - part * list.tiles;
+  u32 prefix = s.prefix, nodes = s.nodes, tile = number - s.tiles_before;
+  const u32 ballot = __ballot_sync(FULL_MASK, tile < s.tiles);  // wraps round where it is before
+  if (ballot == 0 || part >= u32(list.parts)) return false;
+  const int stream = __ffs(ballot) - 1;
+  if (p.num_streams > 1) {
+    prefix = __shfl_sync(FULL_MASK, prefix, stream), nodes = __shfl_sync(FULL_MASK, nodes, stream);
+    tile = __shfl_sync(FULL_MASK, tile, stream);
+  }
+  const u32 blocks = tile_blocks(p, prefix, nodes, tile);
+  u32 begin = 0, end = blocks, parts = 1;
+  if (list.parts > 1) {
+    parts = min(u32(list.parts), blocks);
+    if (part >= parts) return false;
+    begin = part * blocks / parts, end = (part + 1) * blocks / parts;
+  }
+  const u32 senders = cut_for_block(p, prefix, blocks, begin, end);
+  segment = {stream,   int(prefix), int(nodes),  int(tile * Config::TILE), int(begin),
+             int(end), int(number), list.tiles, int(parts),               int(senders)};
+  return true;
+}
+
 // The part of the unit's next segment that this block works on; false where there is none. A share is taken from its
 // end, the beginning of a tile before the end of the tile before it: so all units walk over the same keys at a time.
 DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segment& segment) {
-  const u32 unit = block_index() / CLUSTER, rank = block_index() % CLUSTER;
+  const u32 unit = block_index() / CLUSTER;
   Cursor at = cursor;
 #pragma unroll 1
   while (at.round < list.rounds || at.place < at.end) {
@@ -247,8 +304,7 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
       if (ballot == 0) continue;
       nothing = false;
       if (mine) {
-        const u32 rows = min(s.nodes, (tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1);
-        const u32 blocks = key_blocks(s.prefix, rows), zero = start + Config::OVERHEAD * CLUSTER;
+        const u32 blocks = tile_blocks(p, s.prefix, s.nodes, tile), zero = start + Config::OVERHEAD * CLUSTER;
         u32 begin = 0, end = blocks, first_unit = 0, stride = 1, parts = 1;
         if (!whole) {
           const auto unit_of = [&](u32 block) { return ((zero + block + 1) * list.units - 1) / list.length; };
@@ -259,13 +315,7 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
           begin = min(part, parts) * blocks / parts, end = min(part + 1, parts) * blocks / parts;
         }
         found = begin < end;
-        // With fixed_split what a block gets depends on the prefix alone, and the last one gets the tree.
-        const u32 shared = (p.fixed_split ? min(s.prefix / Config::PAGE, blocks) : end) - begin;
-        const u32 senders = min(max(shared, 1u), u32(CLUSTER));
-        const auto cut = [&](u32 i) { return begin + (shared < CLUSTER ? min(i, shared) : shared * i / CLUSTER); };
-        const u32 first_block = cut(rank);
-        if (!p.fixed_split || rank + 1 != senders) end = cut(rank + 1);
-        begin = first_block;
+        const u32 senders = cut_for_block(p, s.prefix, blocks, begin, end);
         segment = {first + lane_id(), int(s.prefix), int(s.nodes), int(tile * Config::TILE), int(begin),
                    int(end),          int(first_unit), int(stride), int(parts), int(senders)};
       }
