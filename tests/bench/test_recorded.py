@@ -1,11 +1,16 @@
-"""The recorded kernel times that ship: of one H200 run over every op, within what the card can do."""
+"""The recorded times that ship: of one H200 run over every op, within what the card can do; of rounds on two."""
+
+import json
 
 import pytest
 
 from kdlab.bench import read_rows
+from kdlab.bench.collectives import RECORDED, ROWS, collective_table
+from kdlab.bench.full_width.rank_table import MOST_APART, rank_table
 from kdlab.bench.kernels import COUNTED_SIZES, HEADS, OPS, error_table, kernel_table
 from kdlab.paths import DATA
 
+ROUNDS = DATA / "recorded" / "rounds-2gpu.parquet"
 KERNELS, COUNTERS = DATA / "recorded" / "kernels-h200.parquet", DATA / "recorded" / "counters-h200.parquet"
 
 
@@ -32,3 +37,23 @@ def test_recorded_counters_show_the_naive_kernel_read_the_keys_once_a_row_and_he
     passes = COUNTED_SIZES["rows"] * COUNTED_SIZES["heads"]
     assert reads["naive"] == pytest.approx(passes * keys, rel=0.1)
     assert reads["mma"] < reads["naive"] / 30
+
+
+def test_recorded_collectives_are_of_every_size_and_longer_the_more_they_move():
+    rows = read_rows(RECORDED)
+    assert all(json.loads(text)["nccl"] for text in rows["provenance"])
+    table = collective_table(rows)
+    assert (table["p10"] <= table["us"]).all()
+    assert (table["us"] <= table["p90"]).all()
+    for _, sums in table[table["op"] == "all_reduce"].groupby("ranks"):
+        assert tuple(sums["rows"]) == ROWS
+        us = sums.set_index("rows")["us"]
+        assert 2 < us[1] < us[33] < us[65] < us[520] < us[2080]
+        assert us[2080] * 4.5e5 > sums["bytes"].max()  # no link carries more than 450 GB/s in one direction
+
+
+def test_recorded_rounds_of_two_gpus_take_what_a_slice_and_the_collectives_let_expect():
+    found = rank_table(read_rows(ROUNDS), read_rows(RECORDED))
+    assert {(1, 1), (33, 1), (33, 8)} <= set(zip(found["rows"], found["streams"], strict=True))
+    assert found["difference"].abs().max() < MOST_APART
+    assert (found["us"] / found["slice_us"] - 1.0 > MOST_APART).all()  # the slice alone would not do
