@@ -107,12 +107,16 @@ def profiled_kernels(ops: Sequence[str] = OPS, heads: Sequence[int] = HEADS) -> 
     """
     require_gpu("kernels")
     cases = in_turns([case for case in cases_of(op, tuple(heads)) if case.default] for op in ops)
-    provenance = run_provenance(device="cuda", dtype="bfloat16", impl="auto")
-    return Profiled((_op_work(case, name) for case in cases for name, arm in case.arms.items() if arm.goal), provenance)
+    floors: dict[str, Any] = {}  # filled as the inputs are made, which say what a call costs at least
+    provenance = run_provenance(device="cuda", dtype="bfloat16", impl="auto") | {"floors": floors}
+    goals = ((case, name) for case in cases for name, arm in case.arms.items() if arm.goal)
+    return Profiled((_op_work(case, name, floors) for case, name in goals), provenance)
 
 
-def _op_work(case: Any, name: str) -> Piece:
+def _op_work(case: Any, name: str, floors: dict[str, Any]) -> Piece:
     arm, inputs = case.arms[name], case.make(0)
+    words, least = f"{case.op} {case_words(case.sizes)} ({name})", case.cost(inputs)
+    floors[words] = {case.op: [least.bytes, least.flops, 1]}
     inputs = arm.prepare(inputs) if arm.prepare else inputs
 
     def run() -> None:
@@ -121,7 +125,7 @@ def _op_work(case: Any, name: str) -> Piece:
 
     places = {"rows": "rows", "streams": "streams", "context": "prefix"}
     sizes = {column: case.sizes.get(name) for column, name in places.items()}
-    return Piece("kernels", f"{case.op} {case_words(case.sizes)} ({name})", sizes, run, simulated=True)
+    return Piece("kernels", words, sizes, run, simulated=True)
 
 
 def _provenance(pair: Pair, floors: Mapping[str, Any] | None = None) -> dict[str, Any]:
