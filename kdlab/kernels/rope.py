@@ -48,13 +48,14 @@ def rope_tables(positions: Tensor, rope: RopeConfig, device: torch.device | str 
         Two tensors [..., R/2] f32; the angles are formed in float64, as positions reach 262,143.
     """
     where = positions.device if device is None else torch.device(device)
-    angles = positions.to(where, torch.float64)[..., None] * _frequencies_on(rope, where)
+    angles = positions.to(where, torch.float64)[..., None] * frequencies_on(rope, where)
     return (angles.cos() * rope.amplitude).float(), (angles.sin() * rope.amplitude).float()
 
 
 @lru_cache(maxsize=64)
-def _frequencies_on(rope: RopeConfig, device: torch.device) -> Tensor:
-    # Every forward asks: made once, a GPU forward needs no copy from the host. Nobody writes to it.
+def frequencies_on(rope: RopeConfig, device: torch.device) -> Tensor:
+    """Return `inverse_frequencies` on a device; nobody writes to them."""
+    # Every forward asks: made once, a GPU forward needs no copy from the host.
     return inverse_frequencies(rope).to(device)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kdlab.config import TargetConfig
 from kdlab.errors import UnsupportedDevice
 from kdlab.kernels.add_norm import add_norm
+from kdlab.kernels.forward_rows import forward_rows
 from kdlab.kernels.jit import arch_of
 from kdlab.kernels.mla import Keys, attend, own_keys
 from kdlab.kernels.norm_rope import DTYPES, norm_rope
@@ -34,6 +35,7 @@ class AttentionPlan:
     keys: Keys
     cache: LatentCache | None
     places: Tensor | None
+    tokens: Tensor  # [S, N] int, 0 in rows that are not in use
 
     used = None  # [T] bool, the rows in use: torch runs all of them
     ops = "reference"  # what the small ops run as
@@ -54,6 +56,7 @@ class KernelPlan:
     cache: LatentCache
     prefix_len: Tensor  # [S] i32
     rows: VisibleRows
+    tokens: Tensor  # [S, N] int, 0 in rows that are not in use
     used: Tensor  # [T] bool, the rows in use
     keys: Keys | None  # of torch's attention, where `impl` is "reference"
 
@@ -67,6 +70,7 @@ class KernelPlan:
 
 def plan_attention(
     config: TargetConfig,
+    tokens: Tensor,
     positions: Tensor,
     cache: LatentCache | None,
     start: Tensor,
@@ -76,16 +80,18 @@ def plan_attention(
     *,
     num_heads: int,
 ) -> AttentionPlan | KernelPlan:
-    """Prepare rope, keys and cache places of one forward with H heads on this rank; else as `Target.forward`."""
+    """Prepare tokens, rope, keys and cache places of a forward with H heads on this rank; else as `Target.forward`."""
     kernel = _kernel(config, cache, dtype, impl)
     if kernel is not None and cache is not None:
-        return _plan_kernels(config, positions, cache, start, mask, kernel, num_heads)
+        return _plan_kernels(config, tokens, positions, cache, start, mask, kernel, num_heads)
+    tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
     mask = mask.mask() if isinstance(mask, VisibleRows) else mask
     cos, sin = rope_tables(positions.flatten()[:, None], config.rope)
     rope = pair_tables(cos, sin, config.rope_interleave)
     if cache is None:
-        return AttentionPlan(rope, own_keys(mask, num_heads=num_heads, dtype=compute_dtype(dtype)), None, None)
-    return AttentionPlan(rope, cache.keys(start, mask, num_heads), cache, cache.places(start, mask.shape[1]))
+        alone = own_keys(mask, num_heads=num_heads, dtype=compute_dtype(dtype))
+        return AttentionPlan(rope, alone, None, None, tokens)
+    return AttentionPlan(rope, cache.keys(start, mask, num_heads), cache, cache.places(start, mask.shape[1]), tokens)
 
 
 def _kernel(config: TargetConfig, cache: LatentCache | None, dtype: torch.dtype, impl: str) -> str | None:
@@ -102,6 +108,7 @@ def _kernel(config: TargetConfig, cache: LatentCache | None, dtype: torch.dtype,
 
 def _plan_kernels(
     config: TargetConfig,
+    tokens: Tensor,
     positions: Tensor,
     cache: LatentCache,
     start: Tensor,
@@ -110,9 +117,9 @@ def _plan_kernels(
     num_heads: int,
 ) -> KernelPlan:
     rows = mask if isinstance(mask, VisibleRows) else VisibleRows.from_mask(mask)
-    cos, sin = rope_tables(positions, config.rope)
+    tokens, used, cos, sin = forward_rows(tokens, positions, rows.num_rows, config.rope)
     keys = cache.keys(start, rows.mask(), num_heads) if impl == "reference" else None
-    return KernelPlan(impl, cos, sin, cache, start.int(), rows, rows.used().flatten(), keys)
+    return KernelPlan(impl, cos, sin, cache, start.int(), rows, tokens, used.flatten(), keys)
 
 
 class LatentAttention(nn.Module):

@@ -195,11 +195,10 @@ class Target(nn.Module):
                 cache or tokens outside the vocabulary. UnsupportedDevice, NotSupported: `impl` cannot run here.
         """
         self._check(tokens, positions, start, mask, taps)
-        tokens = torch.where(mask.used() if isinstance(mask, VisibleRows) else mask.any(-1), tokens, 0)
         heads, dtype = self.layers[0].attention.num_heads, self.embedding.dtype
-        plan = plan_attention(self.config, positions, cache, start, mask, dtype, impl, num_heads=heads)
+        plan = plan_attention(self.config, tokens, positions, cache, start, mask, dtype, impl, num_heads=heads)
         with stage("embedding"):
-            x = self.embed(tokens.flatten(), plan.ops)
+            x = self.embed(plan.tokens.flatten(), plan.ops)
         update: Tensor | None = None
         streams: list[Tensor] = []  # the residual stream before each layer, and after the last
         chosen: list[Tensor] = []
