@@ -39,7 +39,7 @@ DEVICE float block_max_or_nan(float value, u32* scratch) { return value_of(block
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_per_stream, i32 num_ids, i32 first_id,
-              i32 cluster, i32* token_ids, double* scores) {
+              i32 cluster, i32* token_ids, double* scores, float* values, float* top) {
   __shared__ u64 warp_best[WARPS], block_best[MAX_CLUSTER];
   const Rows rows = {logits, stream_stride, row_stride, rows_per_stream, num_ids, first_id, cluster};
   const Row row = rows.row();
@@ -77,8 +77,9 @@ target_greedy(const Scalar* logits, i64 stream_stride, i64 row_stride, i32 rows_
   if (threadIdx.x != 0) return;
   for (i32 b = 0; b < cluster; ++b) rank = b == 0 ? block_best[0] : max(rank, block_best[b]);
   const bool bad = rank == ~u64(0), none = rank == 0;
-  token_ids[rows.index()] = bad || none ? -1 : first_id + static_cast<i32>(id_of(rank));
-  if (scores != nullptr) scores[rows.index()] = bad ? NAN_F32 : none ? -INFINITY_F32 : value_of(rank);
+  const i64 at = rows.index();
+  token_ids[at] = bad || none ? -1 : first_id + static_cast<i32>(id_of(rank));
+  if (scores != nullptr) scores[at] = values[at] = top[at] = bad ? NAN_F32 : none ? -INFINITY_F32 : value_of(rank);
 }
 
 // ---- noise -------------------------------------------------------------------------------------------------------

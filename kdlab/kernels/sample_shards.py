@@ -190,9 +190,7 @@ def _target_sample_shard(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scores, token_ids, values, top = _candidates(logits, capacity)
     if temperature == 0.0:
-        launch("target_greedy", logits, num_ids, first_id, token_ids, scores)
-        values.copy_(scores)
-        top.copy_(scores[..., 0])
+        launch("target_greedy", logits, num_ids, first_id, token_ids, scores, values, top)
     else:
         noise = noise_arguments(temperature, top_p, seed, stream, position)
         launch("target_draw", logits, num_ids, first_id, *noise, token_ids, scores, values, top, capacity)

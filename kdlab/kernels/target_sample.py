@@ -126,7 +126,7 @@ def _target_sample(
 ) -> Tensor:
     tokens = torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
     if temperature == 0.0:
-        launch("target_greedy", logits, logits.shape[2], 0, tokens, None)
+        launch("target_greedy", logits, logits.shape[2], 0, tokens, None, None, None)
     else:
         noise = noise_arguments(temperature, top_p, seed, stream, position)
         launch("target_draw", logits, logits.shape[2], 0, *noise, tokens, None, None, None, 0)
