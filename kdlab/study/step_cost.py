@@ -11,6 +11,7 @@ from typing import Any
 from kdlab.checks import check_choice, check_float, check_int
 from kdlab.config import INT4_GROUP, DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.add_norm import add_norm_cost
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.kv_commit import kv_commit_cost
 from kdlab.kernels.norm_rope import norm_rope_cost
@@ -162,8 +163,10 @@ def _attention_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
     query_rank = target.q_lora_rank or 0
     down = linear_cost(rows, width, query_rank + latent + rope, layers)
     yield Stage("embedding", Cost(2 * _VALUE * rows * width), 1)
-    norm = _VALUE * 4 * rows * width * (2 * layers + 1) + _VALUE * 2 * rows * query_rank * layers
-    yield Stage("norms", Cost(norm), (3 if query_rank else 2) * layers + 1, norm)
+    norms = _times(add_norm_cost(rows, width), 2 * layers + 1)
+    if query_rank:
+        norms += _times(add_norm_cost(rows, query_rank, update=False), layers)
+    yield Stage("norms", norms, (3 if query_rank else 2) * layers + 1, norms.bytes)
     yield Stage("q_a and kv_a", down, layers, down.bytes)
     queries = heads * (target.qk_nope_head_dim + rope)
     yield Stage("q_b", linear_cost(rows, query_rank or width, queries, layers), layers)
@@ -204,7 +207,8 @@ def _head_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step
     depth = 0 if drafter is None else drafter.block_size - 1
     taps = 0 if drafter is None else len(drafter.target_layer_ids) * drafter.hidden_size
     yield Stage("lm_head", linear_cost(rows, target.hidden_size, vocab), 1)
-    yield Stage("target_sample", Cost(rows * (_VALUE * vocab + 4)), 1)
+    merged = 1 if step.ranks == 1 else 2  # launches of what stands on both sides of an exchange between ranks
+    yield Stage("target_sample", Cost(rows * (_VALUE * vocab + 4)), merged)
     yield Stage("accept", tree_accept_cost(step.streams, step.rows, depth), 1)
     latent = _VALUE * (target.kv_lora_rank + target.qk_rope_head_dim)
     new = step.streams * step.committed
@@ -223,7 +227,7 @@ def _draft_stages(target: TargetConfig, drafter: DrafterConfig, step: Step) -> I
     yield Stage("draft context", features, 2)
     products = linear_cost(block, width, queries + 2 * keys, layers) + linear_cost(block, queries, width, layers)
     products += linear_cost(block, width, 2 * inner, layers) + linear_cost(block, inner, width, layers)
-    norms = Cost(_VALUE * 4 * block * width * (2 * layers + 1))
+    norms = _times(add_norm_cost(block, width), 2 * layers + 1)
     yield Stage("draft layers", products + norms, 6 * layers + 1, norms.bytes)
     seen = sum(min(step.context, window or step.context) for window in drafter.sliding)
     rows = _VALUE * step.streams * 2 * keys * (seen + layers * drafter.block_size)
@@ -232,5 +236,6 @@ def _draft_stages(target: TargetConfig, drafter: DrafterConfig, step: Step) -> I
     yield Stage("draft attention", Cost(rows + heads, 4 * queries * pairs), layers)
     logits = step.streams * depth
     yield Stage("draft head", linear_cost(logits, width, vocab), 1)
-    yield Stage("draft_topk", Cost(logits * (_VALUE * vocab + 8 * step.top_k + 1)), 1)
+    merged = 1 if step.ranks == 1 else 2
+    yield Stage("draft_topk", Cost(logits * (_VALUE * vocab + 8 * step.top_k + 1)), merged)
     yield Stage("tree_build", tree_build_cost(step.streams, depth, step.top_k, step.rows - 1), 1)
