@@ -126,13 +126,14 @@ def _progress(running: "Ranks | None", name: str, things: str) -> Progress | Non
 
 
 def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[str, ...]) -> int:
-    from kdlab.bench.full_width.table import point_table, stage_table, verdict_lines
+    from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
 
     points, stages = point_table(rows), stage_table(rows)
+    jumped = jumps(points)
     ranks, verdicts = _rank_table(arguments, points, rows)
     verdicts = [*verdict_lines(points), *verdicts]
     if arguments.json:
-        documents = {"points": points, "stages": stages, "ranks": ranks}
+        documents = {"points": points, "stages": stages, "jumps": jumped, "ranks": ranks}
         plain = {name: table.astype(object).where(table.notna(), None).to_dict("records")
                  for name, table in documents.items() if table is not None}  # fmt: skip
         print_json(plain | {"verdicts": verdicts, "messages": messages})
@@ -143,6 +144,9 @@ def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[s
         print("\nstages, mean over the points")
         print_table([{"stage": name, **{key: f"{value:9.1f}" for key, value in row.items()}} for name, row in
                      slow.head(12).iterrows()])  # fmt: skip
+    if not jumped.empty:
+        print("\njumps between neighbouring row counts, in ratios of times and of floors")
+        print_table([_printed(row) for row in jumped.to_dict("records")])
     if ranks is not None:
         print("\nrounds over several GPUs, and the slice of one rank with the collectives added")
         print_table([_printed(row) | {"difference": f"{row['difference']:+.1%}"} for row in ranks.to_dict("records")])

@@ -4,12 +4,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kdlab.bench.full_width.routing import plan_routing
-from kdlab.bench.segments import record_segments
+from kdlab.bench.segments import Segments, record_segments
 from kdlab.bench.timing import Pass, sample
 from kdlab.decode.round import Round
 from kdlab.decode.round_buffer import Mailbox
@@ -24,7 +25,7 @@ _MANY_TOKENS = 2**20
 _LEAST_US = 300.0  # a graph as long as this hides its own launch
 _MOST_TIMES = 200
 _STATEFUL = ("commit",)
-"""Stages that move the streams on, so that they are not repeated within a graph."""
+"""Stages that move the streams on: these are put back before each sample, within the room behind the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,15 @@ class Rounds:
         for name in segments.stages():
             self.place()
             segments.replay(until=name)
-            times = 1
-            if name not in _STATEFUL:
-                once = sample({"": Pass(segments.chain(name), 1, ())}, 0.0)[""]
-                times = min(_MOST_TIMES, math.ceil(_LEAST_US / min(once)))
-            found[name] = sample({"": Pass(segments.chain(name, times), times, ())}, seconds)[""]
+            once = sample({"": self._chain(segments, name, 1)}, 0.0)[""]
+            times = min(_MOST_TIMES, math.ceil(_LEAST_US / min(once)))
+            found[name] = sample({"": self._chain(segments, name, times)}, seconds)[""]
         return found
+
+    def _chain(self, segments: Segments, name: str, times: int) -> Pass:
+        """Return a stage as a pass that runs it so many times."""
+        chain = segments.chain(name, times)
+        return Pass(partial(self._from_start, chain) if name in _STATEFUL else chain, times, ())
 
     def whole(self, seconds: float, ranks: Ranks = ONE_RANK) -> list[float]:
         """Return samples of the round as one graph, of `ranks` that time it together."""
@@ -167,8 +171,11 @@ class Rounds:
         return sample({"": Pass(self._again, 1, ())}, seconds, ranks)[""]
 
     def _again(self) -> None:
+        self._from_start(self.round.run)
+
+    def _from_start(self, run: Callable[[], object]) -> None:
         self.round.streams.start.fill_(self.context)
-        self.round.run()
+        run()
 
     def loop_us(self, rounds: int = 20) -> float:
         """Return microseconds a round as the engine runs them: launch, copy the record, read the one before."""
