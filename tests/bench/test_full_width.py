@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from kdlab.bench import write_rows
 from kdlab.bench.full_width.point import Point
 from kdlab.bench.full_width.routing import planned_ids
 from kdlab.bench.full_width.suite import ROWS, bench_round, points
 from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
 from kdlab.bench.rows import bench_row, rows_frame
+from kdlab.cli import main
 from kdlab.errors import ArgumentError
 
 
@@ -94,6 +96,15 @@ def test_a_jump_that_the_floor_does_not_have_is_found():
     found = jumps(point_table(made_up_rows({1: 10.0, 8: 100.0, 9: 125.0, 16: 130.0})))
     assert found[["rows", "next_rows"]].values.tolist() == [[8, 9]]
     assert jumps(point_table(made_up_rows({8: 100.0, 9: 109.0}))).empty
+
+
+@pytest.mark.parametrize(("nine", "listed"), [(125.0, True), (109.0, False)])
+def test_jumps_are_listed_with_the_points(nine, listed, tmp_path, capsys):
+    write_rows(made_up_rows({8: 100.0, 9: nine}), tmp_path / "rounds.parquet")
+    assert main(["bench", "round", "--read", str(tmp_path / "rounds.parquet")]) == 0
+    printed = capsys.readouterr().out
+    assert ("next_rows" in printed) == listed
+    assert f"neighbouring row counts: {int(listed)} jumps" in printed
 
 
 def test_stages_without_a_floor_are_all_loss():
