@@ -4,43 +4,34 @@ cuBLAS leaves half of the bandwidth unused at these shapes: one rank of 8 has ma
 blocks shares the inputs of a tile of outputs, and a kernel begins to read its weights before the one ahead has ended.
 """
 
-import functools
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.checks import check_choice, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference_layer
-from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
+from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
+from kdlab.kernels.skinny_plan import (
+    ALIGNMENT,
+    LARGE,
+    MAX_ROWS,
+    MIN_STAGES,
+    ROWS,
+    SLAB,
+    THREADS,
+    Plan,
+    build,
+    has_room,
+    make_plan,
+    shared_bytes,
+)
 
-MAX_ROWS = 64
-_ROOM = {"sm_90a": 115_712, "sm_100a": 115_712, "sm_120a": 101_376}
-"""Architectures with clusters, and the shared memory of a block: half a multiprocessor's, so that one block can wait
-while another runs, or on the last one all of it."""
-_THREADS = 256  # as in the .cu
-_SLAB = 128
-_ROWS = (8, 16, 24, 40, MAX_ROWS)  # T is rounded up to one of these
-_MAX_CLUSTER = 8
-_MIN_STAGES, _MAX_STAGES = 3, 8
 _FEW_BLOCKS, _MOST_BLOCKS = 300, 600
-_LARGE, _LARGE_ROWS = 30_000_000, 40  # values of a matrix, and rows that such a one still wins at
+_LARGE_ROWS = 40  # that a matrix from LARGE on still wins at
 PLAIN, FLOAT, GATED = 0, 1, 2  # what `run_skinny` makes of the sums, as in the .cu
-_ALIGNMENT = 16
-
-
-class Plan(NamedTuple):
-    """How a product is cut: a cluster of `split` blocks shares the inputs of `tile` outputs."""
-
-    tile: int
-    split: int
-    slab: int  # inputs of a stage
-    rows: int
-    stages: int
 
 
 def skinny_linear(
@@ -132,7 +123,7 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     if unsupported(x, weight) is not None:
         return "torch"
     arch, sizes = jit.arch_of(x.device), _sizes(x, weight)
-    if (x.shape[1] > _LARGE_ROWS and weight[0].numel() >= _LARGE) or not has_room(*sizes, arch):
+    if (x.shape[1] > _LARGE_ROWS and weight[0].numel() >= LARGE) or not has_room(*sizes, arch):
         return "torch"
     plan = make_plan(*sizes, arch)
     # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 8.3 us against 4.9, their q_b
@@ -141,11 +132,6 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     if blocks > _MOST_BLOCKS or (blocks > _FEW_BLOCKS and plan.rows > 16):
         return "torch"
     return "skinny"
-
-
-def has_room(num_rows: int, features: int, inputs: int, matrices: int, arch: str) -> bool:
-    """Say whether the architecture has clusters, and shared memory for the stages of this product."""
-    return arch in _ROOM and make_plan(num_rows, features, inputs, matrices, arch).stages >= _MIN_STAGES
 
 
 def skinny_linear_cost(num_rows: int, features: int, inputs: int, *, matrices: int = 1, itemsize: int = 2) -> Cost:
@@ -163,14 +149,14 @@ def unsupported(x: Tensor, weight: Tensor) -> str | None:
         return f"1 to {MAX_ROWS} rows, not {x.shape[1]}"
     if 0 in weight.shape:
         return f"at least one matrix, output and input, not {tuple(weight.shape)}"
-    if x.shape[2] % _SLAB or weight.shape[1] % (64 if columns else 8):
-        return f"inputs by {_SLAB} and outputs by {64 if columns else 8}, not {tuple(weight.shape)}"
+    if x.shape[2] % SLAB or weight.shape[1] % (64 if columns else 8):
+        return f"inputs by {SLAB} and outputs by {64 if columns else 8}, not {tuple(weight.shape)}"
     if x.stride(-1) != 1 or weight.stride(-2 if columns else -1) != 1:
         return f"values side by side, not strides {x.stride()} and {weight.stride()}"
     # Storages begin at multiples of 512 bytes; the op looks at the addresses themselves.
     rows = (*x.stride()[:2], weight.stride(0), weight.stride(-1 if columns else -2))
     if any(n % 8 for n in (*rows, x.storage_offset(), weight.storage_offset())):
-        return f"rows at multiples of {_ALIGNMENT} bytes, not strides {x.stride()} and {weight.stride()}"
+        return f"rows at multiples of {ALIGNMENT} bytes, not strides {x.stride()} and {weight.stride()}"
     return None
 
 
@@ -188,35 +174,9 @@ def _check_alike(x: Tensor, other: Tensor, impl: str) -> None:
         raise ShapeError("weight", f"{x.dtype} on {x.device}, as x", f"{other.dtype} on {other.device}")
 
 
-@functools.lru_cache(maxsize=256)
-def make_plan(num_rows: int, features: int, inputs: int, matrices: int, arch: str = "sm_90a") -> Plan:
-    """Return how a product is cut; tile and split follow from the matrix alone, so that sums do too.
-
-    Small tiles fill the GPU with small clusters, which fit among its multiprocessors; large ones read x less often,
-    which counts once the weights take long. Measured on an H200: (32, 1) to (64, 8) at 1 to 64 rows of ten matrices.
-
-    Raises:
-        UnsupportedDevice: an architecture without clusters. ArgumentError: no rows or more than MAX_ROWS, or no values.
-    """
-    if arch not in _ROOM:
-        raise UnsupportedDevice(f"skinny_linear: {arch} has no clusters of blocks")
-    check_int("num_rows", num_rows, minimum=1, maximum=MAX_ROWS)
-    for name, size in (("features", features), ("inputs", inputs), ("matrices", matrices)):
-        check_int(name, size, minimum=1)
-    rows = next(n for n in _ROWS if n >= num_rows)
-    tile, blocks = (64, 300) if features * inputs >= _LARGE else (32, 200)
-    most = max(1, min(_MAX_CLUSTER, inputs // _SLAB, blocks // (-(-features // tile) * matrices)))
-    return Plan(tile, 1 << most.bit_length() - 1, _SLAB, rows, _stages(tile, _SLAB, rows, arch))
-
-
-def _stages(tile: int, slab: int, rows: int, arch: str = "sm_90a") -> int:
-    """Return how many stages a block has room for."""
-    return min(_MAX_STAGES, (_ROOM[arch] - 4 * rows * tile - _ALIGNMENT) // (2 * slab * (tile + rows)))
-
-
 def _plan_for(x: Tensor, weight: Tensor, arch: str) -> Plan:
     plan = make_plan(*_sizes(x, weight), arch)
-    if plan.stages < _MIN_STAGES:
+    if plan.stages < MIN_STAGES:
         raise UnsupportedDevice(f"skinny_linear: a block of {arch} has no room for {x.shape[1]} rows of this matrix")
     return plan
 
@@ -226,26 +186,6 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
     return x.shape[1], weight.shape[1], weight.shape[2], weight.shape[0]
 
 
-def build(dtype: torch.dtype, plan: Plan) -> jit.Build:
-    """Return what is compiled for a plan."""
-    defines = {
-        "DTYPE": DTYPE_DEFINE[dtype],
-        "ROWS": plan.rows,
-        "TILE": plan.tile,
-        "SLAB_INPUTS": plan.slab,
-        "STAGES": plan.stages,
-    }
-    size = shared_bytes(plan)
-    dynamic = (("skinny_linear", size), ("skinny_linear_columns", size))
-    archs = tuple(arch for arch, room in _ROOM.items() if size <= room)
-    return jit.Build("skinny_linear.cu", tuple(defines.items()), archs, dynamic)
-
-
-def shared_bytes(plan: Plan) -> int:
-    """Return the dynamic shared memory of a block: the stages and `Inbox`."""
-    return plan.stages * (plan.tile + plan.rows) * plan.slab * 2 + 4 * plan.rows * plan.tile + _ALIGNMENT
-
-
 def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan | None = None) -> None:
     """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided."""
     plan = plan or _plan_for(x, weight, jit.arch_of(x.device))
@@ -253,14 +193,14 @@ def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan |
     name = "skinny_linear_columns" if columns else "skinny_linear"
     features, inputs = weight.shape[1:]
     tiles = -(-features // plan.tile)
-    if any(tensor.data_ptr() % _ALIGNMENT for tensor in (x, weight, y)):
-        raise ShapeError("x, weight and out", f"storage at multiples of {_ALIGNMENT} bytes", "another")
+    if any(tensor.data_ptr() % ALIGNMENT for tensor in (x, weight, y)):
+        raise ShapeError("x, weight and out", f"storage at multiples of {ALIGNMENT} bytes", "another")
     w_row = weight.stride(-1 if columns else -2)
     strides = (x.stride(1), x.stride(0), w_row, weight.stride(0), y.stride(1), y.stride(0))
     kernel = jit.kernel(build(x.dtype, plan), name, x.device)
     kernel.launch(
         (tiles * plan.split, x.shape[0]),
-        _THREADS,
+        THREADS,
         *(x, weight, y, x.shape[1], features, inputs),
         *(np.int64(stride) for stride in strides),
         epilogue,
@@ -295,6 +235,6 @@ def _(*_: object) -> None:
 
 
 # Of a rank of 8: the shape of q_a with kv_a, whose builds all small matrices share, and that of the drafter's fc.
-BUILDS = tuple(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in _ROWS) + tuple(
-    build(torch.bfloat16, make_plan(rows, 7168, 5376, 1)) for rows in _ROWS if rows <= _LARGE_ROWS
+BUILDS = tuple(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in ROWS) + tuple(
+    build(torch.bfloat16, make_plan(rows, 7168, 5376, 1)) for rows in ROWS if rows <= _LARGE_ROWS
 )
