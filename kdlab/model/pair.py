@@ -93,7 +93,7 @@ class Pair:
             rows = self.target.embed(block, impl)
         hidden = drafter(rows, start, context, impl)
         with stage("draft head"):
-            return self.target.head(hidden[:, 1:])
+            return self.target.head(hidden[:, 1:], impl)
 
     def draft_top(self, anchor: Tensor, start: Tensor, context: DraftContext, k: int, impl: str = "auto") -> TopK:
         """Return the drafter's K best tokens of each draft position; see `draft_logits` and `draft_topk`."""
@@ -116,7 +116,7 @@ class Pair:
     ) -> Tensor:
         """Return the target's token [S, N] i32 behind rows of hidden [S, N, D]; see `target_sample`."""
         with stage("lm_head"):
-            logits = self.target.head(hidden)
+            logits = self.target.head(hidden, impl)
         with stage("target_sample"):
             return sample_over_ranks(
                 self.ranks, logits,

@@ -15,6 +15,7 @@ from kdlab.errors import ArgumentError
 from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.ancestors import num_words
 from kdlab.kernels.embed_shard import embed_shard
+from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import span, stage
 from kdlab.model.attention import AttentionPlan, KernelPlan, LatentAttention, plan_attention
 from kdlab.model.cache import LatentCache
@@ -156,11 +157,16 @@ class Target(nn.Module):
         own = embed_shard(tokens, self.embedding, first_id=self.tokens.start, impl=ops)
         return self.ranks.all_reduce(own, "embedding")
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns."""
+    def head(self, hidden: Tensor, ops: str = "reference") -> Tensor:
+        """Return the logits [..., V] of hidden [..., D], in hidden's dtype; of several ranks this one's columns.
+
+        Args:
+            hidden: [..., D] float.
+            ops: what `skinny_linear` runs as; the reference has gradients.
+        """
         weight = self.embedding if self.lm_head is None else self.lm_head
         # One matrix: of blocks without their anchor slot torch would make a product a stream, each reading the weight.
-        return F.linear(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])
+        return skinny_linear(hidden.flatten(0, -2), weight, impl=ops).unflatten(0, hidden.shape[:-1])
 
     def forward(
         self,
