@@ -7,7 +7,7 @@
 //   ref  kernels/reference_layer.py:add_norm | test tests/kernels/test_add_norm.py | archs all
 //
 // A block takes a row, each thread VECTORS times 16 bytes of it, and holds them from the first read to the last write.
-#include "common.cuh"
+#include "fresh.cuh"
 
 #if !defined(DTYPE) || !defined(ROW_WIDTH) || !defined(NUM_THREADS)
 #error "DTYPE (see common.cuh), ROW_WIDTH = D and NUM_THREADS, whole warps"
@@ -33,19 +33,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const auto inside = [&](int i) { return WORDS % THREADS == 0 || i * THREADS + threadIdx.x < WORDS; };
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    if (inside(i)) weights[i] = load_vec<Scalar, VALUES>(weight + place(i));
+    if (inside(i)) weights[i] = load_fresh(reinterpret_cast<const Word*>(weight + place(i)));
   }
   grid_dependency_wait();
   const i64 row = blockIdx.x;
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    if (inside(i)) values[i] = load_vec<Scalar, VALUES>(x + row * x_row + place(i));
+    if (inside(i)) values[i] = load_fresh(reinterpret_cast<const Word*>(x + row * x_row + place(i)));
   }
   if (update) {
     Word updates[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      if (inside(i)) updates[i] = load_vec<Scalar, VALUES>(update + row * update_row + place(i));
+      if (inside(i)) updates[i] = load_fresh(reinterpret_cast<const Word*>(update + row * update_row + place(i)));
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {

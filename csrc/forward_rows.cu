@@ -5,10 +5,10 @@
 //   math cos(position frequency) amplitude, formed in f64 as torch does it (positions reach 262,143), rounded once
 //   cost 8 P bytes a row; the time is a launch
 //   ref  kernels/forward_rows.py | test tests/kernels/test_forward_rows.py | archs all
-#include "common.cuh"
+#include "fresh.cuh"
 
 DEVICE i64 load_integer(const void* from, i64 at, int wide) {
-  return wide ? static_cast<const i64*>(from)[at] : static_cast<const i32*>(from)[at];
+  return wide ? load_fresh(static_cast<const i64*>(from) + at) : load_fresh(static_cast<const i32*>(from) + at);
 }
 
 // Grid (N, S), a thread a pair.
@@ -20,7 +20,7 @@ forward_rows(const void* tokens, const void* positions, const i32* __restrict__ 
   grid_dependency_wait();
   grid_dependency_launch();
   const i64 row = i64(blockIdx.y) * gridDim.x + blockIdx.x;
-  const bool in_use = int(blockIdx.x) < num_rows[blockIdx.y];
+  const bool in_use = int(blockIdx.x) < load_fresh(num_rows + blockIdx.y);
   if (threadIdx.x == 0) {
     const i64 token = in_use ? load_integer(tokens, row, wide_tokens) : 0;
     if (wide_tokens) static_cast<i64*>(masked)[row] = token;

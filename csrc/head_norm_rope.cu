@@ -9,7 +9,7 @@
 //        torch does it; rotate: (a, b) -> (a cos - b sin, b cos + a sin) in f32, pairs (j, j + d/2)
 //   cost its bytes once; a warp holds one head, so nothing is read twice
 //   ref  kernels/reference_draft.py:head_norm_rope, append_context | test tests/kernels/test_head_norm_rope.py | sm_80
-#include "common.cuh"
+#include "fresh.cuh"
 
 constexpr int D = HEAD_DIM, PAIRS = D / 2, EACH = cdiv(PAIRS, WARP);  // pairs a lane
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
@@ -22,8 +22,8 @@ struct Head {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int pair = i * WARP + lane_id();
-      a[i] = pair < PAIRS ? to_float(from[pair]) : 0.0f;
-      b[i] = pair < PAIRS ? to_float(from[pair + PAIRS]) : 0.0f;
+      a[i] = pair < PAIRS ? to_float(load_fresh(from + pair)) : 0.0f;
+      b[i] = pair < PAIRS ? to_float(load_fresh(from + pair + PAIRS)) : 0.0f;
     }
   }
 
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   grid_dependency_launch();
   Head values;
   values.load(x + stream * x_stream + row * x_row + head * D);
-  const i64 angle = table_row(i64(start[stream]) + row, num_positions);
+  const i64 angle = table_row(i64(load_fresh(start + stream)) + row, num_positions);
   values.norm_and_rotate(head < num_queries ? q_weight : k_weight, cos + angle, sin + angle, eps);
   values.store(y + ((i64(stream) * gridDim.y + row) * num_heads + head) * D);
 }
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (item >= 2 * num_heads) return;
   grid_dependency_wait();
   grid_dependency_launch();
-  const i64 position = i64(start[stream]) + row;
-  const bool kept = row < count[stream] && position >= 0 && position < num_rows;
+  const i64 position = i64(load_fresh(start + stream)) + row;
+  const bool kept = row < load_fresh(count + stream) && position >= 0 && position < num_rows;
   const i64 to = stream * context_stream + (position * num_heads + head) * D;
   Head one;
   if (item < num_heads) {

@@ -9,7 +9,7 @@
 //   bad  a row that the block table or `pages` does not hold is not written
 //   cost 2 (C + R) + 2 H R values a row; bound by latency at the rows of a tree
 //   ref  kernels/reference_cache.py:norm_rope | test tests/kernels/test_norm_rope.py | archs all
-#include "common.cuh"
+#include "fresh.cuh"
 
 #if !defined(DTYPE) || !defined(LATENT) || !defined(ROPE)
 #error "DTYPE (see common.cuh), LATENT = C and ROPE = R"
@@ -39,10 +39,10 @@ struct Rotation {
       if (item_of(i) >= count) continue;
       const int pair = item_of(i) % PAIRS;
       const Scalar* head = from + item_of(i) / PAIRS * head_stride;
-      a[i] = to_float(head[first(pair, interleaved)]);
-      b[i] = to_float(head[second(pair, interleaved)]);
-      c[i] = cos[pair];
-      s[i] = sin[pair];
+      a[i] = to_float(load_fresh(head + first(pair, interleaved)));
+      b[i] = to_float(load_fresh(head + second(pair, interleaved)));
+      c[i] = load_fresh(cos + pair);
+      s[i] = load_fresh(sin + pair);
     }
   }
 
@@ -63,13 +63,9 @@ struct Latent {
   static constexpr int EACH = cdiv(LATENT, THREADS);
   float value[EACH], weight[EACH];
 
-  DEVICE void load(const Scalar* from, const Scalar* weights) {
+  DEVICE static void load(float (&to)[EACH], const Scalar* from) {
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const bool inside = item_of(i) < LATENT;
-      value[i] = inside ? to_float(from[item_of(i)]) : 0.0f;
-      weight[i] = inside ? to_float(weights[item_of(i)]) : 0.0f;
-    }
+    for (int i = 0; i < EACH; ++i) to[i] = item_of(i) < LATENT ? to_float(load_fresh(from + item_of(i))) : 0.0f;
   }
 
   // All threads of the block call.
@@ -105,26 +101,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               i64 kv_stream, i64 kv_row, i64 q_stream, i64 q_row, i64 q_head, int num_heads, int num_pages,
               int table_width, float eps, int interleaved) {
   __shared__ float scratch[THREADS / WARP];
+  grid_dependency_launch();
+  Latent latent;
+  if (blockIdx.x == 0) Latent::load(latent.weight, weight);
   grid_dependency_wait();
   const int row = blockIdx.y, stream = blockIdx.z;
   const i64 flat = i64(stream) * gridDim.y + row;
   cos += flat * PAIRS;
   sin += flat * PAIRS;
   // Rows that are not in use are read all the same: waiting for num_nodes first would double the time.
-  const int used = num_nodes[stream];
+  const int used = load_fresh(num_nodes + stream);
   if (blockIdx.x == 0) {
-    const i64 index = i64(prefix_len[stream]) + row;
-    const bool inside = index >= 0 && index < i64(table_width) * PAGE;
-    const i32 page = inside ? block_table[i64(stream) * table_width + index / PAGE] : -1;
     const Scalar* from = kv + stream * kv_stream + row * kv_row;
     Rotation<PAIRS> key;
-    Latent latent;
-    latent.load(from, weight);
+    // Before the page is asked for: one read waits for the other there, and the norm is done meanwhile.
+    Latent::load(latent.value, from);
     key.load(from + LATENT, 0, PAIRS, cos, sin, interleaved);
+    const i64 index = i64(load_fresh(prefix_len + stream)) + row;
+    const bool inside = index >= 0 && index < i64(table_width) * PAGE;
+    const i32 page = inside ? load_fresh(block_table + i64(stream) * table_width + index / PAGE) : -1;
+    const float factor = latent.factor(eps, scratch);
     if (row >= used || page < 0 || page >= num_pages) return;
     Scalar* to = pages + (i64(page) * PAGE + index % PAGE) * WIDTH;
     key.store(to + LATENT, 0, PAIRS, interleaved);
-    latent.store(to, latent.factor(eps, scratch));
+    latent.store(to, factor);
   } else {
     const int first_head = (blockIdx.x - 1) * HEADS, count = min(HEADS, num_heads - first_head) * PAIRS;
     Rotation<HEADS * PAIRS> query;

@@ -90,6 +90,38 @@ def test_every_build_compiles_and_fits(file, cubins, disassemble):
     assert found == []
 
 
+WAITING = ("add_norm.cu", "forward_rows.cu", "head_norm_rope.cu", "norm_rope.cu", "router.cu", "skinny_linear.cu")
+"""Sources whose kernels may begin while the kernel two ahead runs: before their wait they read weights, as written."""
+
+
+def early_loads(text):
+    """Plain loads before a kernel's wait for the kernel ahead; the compiler may have moved them there."""
+    found = []
+    for kernel in re.split(r"\.section\s+\.text\.", text)[1:]:
+        before, wait, _ = kernel.partition("ACQBULK")
+        found += re.findall(r"\bLDG\.\S*", before if wait else "")
+    return [load for load in found if "STRONG" not in load]
+
+
+@pytest.mark.parametrize("file", WAITING)
+def test_nothing_is_read_before_the_wait_that_is_not_written_there(file, cubins, disassemble):
+    builds = [build for build in BUILDS if build.file == file]
+    for build in {builds[0], builds[-1], builds[len(builds) // 2]}:
+        text = disassemble(cubins[build, "sm_90a"].content)
+        assert "ACQBULK" in text
+        assert early_loads(text) == [], build
+
+
+def test_a_plain_load_before_the_wait_is_found(csrc, disassemble):
+    for load, found in (("n[0]", 1), ("0", 0)):
+        (csrc / "x.cu").write_text(
+            'extern "C" __global__ void __launch_bounds__(32) f(const int* n, int* y) {'
+            f" const int first = {load}; if (first > 7) return;"
+            ' asm volatile("griddepcontrol.wait;" ::: "memory"); y[threadIdx.x] = first + n[1]; }'
+        )
+        assert len(early_loads(disassemble(compile_build(Build("x.cu"), "sm_90a")[0].content))) == found
+
+
 def test_every_source_is_compiled():
     sources, built = {path.name for path in CSRC.glob("*.cu")}, {build.file for build in BUILDS}
     assert sources == built, "each .cu stands in the BUILDS of an op"
