@@ -19,16 +19,25 @@ from tests.rank_processes import run_ranks, values_of
 TARGET = TargetConfig.load(DATA / "tiny-pair" / "target")
 DRAFTER = DrafterConfig.load(DATA / "tiny-pair" / "drafter")
 SIZE, RUNNING, CONTEXT = 4, 2, 24
+CASES = (("tp", 9), ("ep", 9), ("tp", 1))  # experts, rows
 
 
-def on_some_ranks(rank, experts, rows):
+def on_some_ranks(rank):
+    """Every case on the same processes."""
+    found = [rounds_of(init_ranks("cpu", experts).among(SIZE), rows) for experts, rows in CASES]
+    ranks = init_ranks("cpu").among(SIZE)
+    copies = ranks.all_gather(torch.tensor([rank]), "head").flatten().tolist()
+    ranks.close()
+    return found, copies, ranks.shifts(torch.device("cpu")).tolist()
+
+
+def rounds_of(ranks, rows):
     """What `measure` does without its clock: a round with its collectives, one without, and one with them again."""
-    ranks = init_ranks("cpu", experts).among(SIZE)
     point = Point(rows, 2, CONTEXT, 0.8)
     pair = random_pair(TARGET, DRAFTER, ranks=ranks, device=torch.device("cpu"), dtype=torch.float32)
     settings = make_settings(pair, 2, method="ar" if rows == 1 else "ddtree", budget=rows - 1, max_new_tokens=2**20,
                              stop_token_ids=[], streams=2, graph="off")  # fmt: skip
-    step = Step.routed(TARGET, rows, point.g, streams=2, context=CONTEXT, ranks=SIZE, experts=experts)
+    step = Step.routed(TARGET, rows, point.g, streams=2, context=CONTEXT, ranks=SIZE, experts=ranks.experts)
     plan_routing(pair.target, step.tokens, step.distinct)
     torch.manual_seed(0)
     rounds, found = Rounds(pair, settings, CONTEXT), []
@@ -44,27 +53,24 @@ def on_some_ranks(rank, experts, rows):
         else:
             rounds.round.run()
         found.append((dict(ranks.calls), rounds.round.record.words.tolist()))
-    copies = ranks.all_gather(torch.tensor([rank]), "head").flatten().tolist()
-    shifts = ranks.shifts(torch.device("cpu")).tolist()
-    ranks.close()
-    return found, copies, shifts
+    return found
 
 
-@pytest.mark.parametrize(("experts", "rows"), [("tp", 9), ("ep", 9), ("tp", 1)])
-def test_some_of_the_ranks_exchange_what_all_of_them_would(experts, rows, tmp_path):
-    values = values_of(run_ranks(RUNNING, on_some_ranks, experts, rows, folder=tmp_path))
-    drafter = None if rows == 1 else DRAFTER
-    step = Step.routed(TARGET, rows, 0.8, streams=2, ranks=SIZE)
+def test_some_of_the_ranks_exchange_what_all_of_them_would(tmp_path):
+    values = values_of(run_ranks(RUNNING, on_some_ranks, folder=tmp_path))
     for found, copies, shifts in values:
-        (calls, words), (none, alone), (again, words_again) = found
-        assert Counter(calls) - Counter({"head": calls["head"]}) == expected_calls(drafter)
-        assert sum(calls.values()) - calls["head"] == all_reduces(TARGET, drafter, step)[0]
-        assert calls["head"] == (1 if drafter is None else 2)
-        assert none == {}
-        assert (again, words_again) == (calls, words)
-        assert alone != words
         assert (copies, shifts) == ([0, 1, 0, 1], [0, 0, 2, 2])
-    assert values[0][0][0] == values[1][0][0]  # decided alike
+        for (_, rows), ((calls, words), (none, alone), again) in zip(CASES, found, strict=True):
+            drafter = None if rows == 1 else DRAFTER
+            step = Step.routed(TARGET, rows, 0.8, streams=2, ranks=SIZE)
+            assert Counter(calls) - Counter({"head": calls["head"]}) == expected_calls(drafter)
+            assert sum(calls.values()) - calls["head"] == all_reduces(TARGET, drafter, step)[0]
+            assert calls["head"] == (1 if drafter is None else 2)
+            assert none == {}
+            assert again == (calls, words)
+            assert alone != words
+    together = [[rounds[0] for rounds in found] for found, _, _ in values]
+    assert together[0] == together[1]  # decided alike
 
 
 def expected_calls(drafter):
