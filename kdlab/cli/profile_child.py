@@ -14,10 +14,8 @@ def main(arguments: Sequence[str]) -> int:
 
     task = json.loads(arguments[0])
     try:
-        subject = profiled(**task["options"])
-        run_marked(
-            subject.works, Path(task["facts"]), subject.provenance, layers=task["layers"], until=task["until"]
-        )
+        subjects = [profiled(**options) for options in task["options"]]
+        run_marked(subjects, Path(task["facts"]), layers=task["layers"], until=task["until"])
     except KdlabError as error:
         print(" ".join(str(error).split()))
         return 1

@@ -32,10 +32,10 @@ timeline comes from torch.profiler, which watches eager and captured rounds run.
 subject (round or kernels) from the same GPU.
 """
 _COUNTED_LAYERS = 4
-_WEIGHTS = {"counters": 3.0, "timeline": 1.0}  # of what takes its part of the seconds
+_KINDS = ("timeline", "counters")
 
-Job = tuple[str, dict[str, Any]]
-"""What is done, "counters" or "timeline", and the arguments of `profiled`."""
+Job = tuple[str, list[dict[str, Any]]]
+"""What is done, one of _KINDS, and the arguments of `profiled` for each subject."""
 
 
 def add_profile(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -77,7 +77,7 @@ def _add_kernels(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -> None:
-    parser.add_argument("--only", choices=tuple(_WEIGHTS), help=f"(default: {sources})")
+    parser.add_argument("--only", choices=_KINDS, help=f"(default: {sources})")
     limit = "for all of it; what is under way then ends within half a minute (default: %(default)s)"
     parser.add_argument("--seconds", type=float, default=seconds, help=limit)
     parser.add_argument("-o", "--out", metavar="FILE", help="save the launches as Parquet")
@@ -86,40 +86,38 @@ def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -
 def run_profile_round(arguments: argparse.Namespace) -> int:
     """Profile rounds of models; print a line a stage."""
     shared = {name: getattr(arguments, name) for name in ("rows", "streams", "context", "ranks", "experts")}
-    counters: list[Job] = []
-    timelines: list[Job] = []
+    counted: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
     for model in arguments.model:
         few = arguments.layers or (_COUNTED_LAYERS if model == "k2.6" else None)
         every = [arguments.layers] if arguments.layers or model != "k2.6" else [None, few]
-        counters.append(("counters", shared | {"subject": "round", "model": model, "layers": few}))
-        timelines += [("timeline", shared | {"subject": "round", "model": model, "layers": n}) for n in every]
-    return _run(arguments, "round", [*counters, *timelines])
+        counted.append(shared | {"subject": "round", "model": model, "layers": few})
+        timed += [shared | {"subject": "round", "model": model, "layers": layers} for layers in every]
+    return _run(arguments, "round", [*(("timeline", [options]) for options in timed), ("counters", counted)])
 
 
 def run_profile_kernels(arguments: argparse.Namespace) -> int:
     """Profile the ops of the kernel benchmark; print a line a case."""
     chosen = {name: value for name in ("ops", "heads") if (value := getattr(arguments, name)) is not None}
     options = {"subject": "kernels", **chosen}
-    return _run(arguments, "kernels", [("counters", options), ("timeline", options)])
+    return _run(arguments, "kernels", [("counters", [options]), ("timeline", [options])])
 
 
 def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> int:
+    begin = time.monotonic()
     import pandas as pd
 
     from kdlab.checks import check_float
     from kdlab.profiling import rows_beside, summary_lines, summary_table, write_launches
 
-    seconds, begin = check_float("--seconds", arguments.seconds, above=0.0), time.monotonic()
+    seconds = check_float("--seconds", arguments.seconds, above=0.0)
     kept = rows_beside(arguments.out, subject) if arguments.out else None
-    jobs = [job for job in jobs if arguments.only in (None, job[0])]
     frames: list[pd.DataFrame] = []
     said: list[str] = []
-    for place, (kind, options) in enumerate(jobs):
-        if subject == "kernels" and frames:
-            break
-        left = sum(_WEIGHTS[other] for other, _ in jobs[place:])
-        share = (begin + seconds - time.monotonic()) * _WEIGHTS[kind] / left
-        frame, messages = _try(kind, options, share, arguments)
+    for kind, subjects in jobs:
+        if arguments.only not in (None, kind) or (subject == "kernels" and frames):
+            continue
+        frame, messages = _try(kind, subjects, begin + seconds - time.monotonic(), arguments)
         for line in messages:
             if line not in said:
                 said.append(line)
@@ -145,15 +143,14 @@ def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> in
 
 
 def _try(
-    kind: str, options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+    kind: str, subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
 ) -> "tuple[pd.DataFrame | None, list[str]]":
     """Do one job; what this machine cannot do is a message, and the others go on."""
-    name = f"{kind} of {options.get('model', 'the kernels')}"
+    name = f"{kind} of {', '.join(options.get('model', 'the kernels') for options in subjects)}"
     if seconds <= 0.0:
         return None, [f"{name}: left out, out of time"]
     try:
-        call = _count if kind == "counters" else _watch
-        return call(options, seconds, arguments)
+        return (_count if kind == "counters" else _watch)(subjects, seconds, arguments)
     except ArgumentError:
         raise
     except KdlabError as failure:
@@ -161,35 +158,44 @@ def _try(
 
 
 def _count(
-    options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+    subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
 ) -> "tuple[pd.DataFrame, list[str]]":
     from kdlab.bench.timing import require_gpu
-    from kdlab.profiling import count_launches
+    from kdlab.profiling import MANY_PASSES, METRICS, count_launches
 
     require_gpu("hardware counters")
+    _let_go()
+    once = [name for name in METRICS if name not in MANY_PASSES or subjects[0]["subject"] == "kernels"]
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
-        task = {"options": options, "facts": str(facts), "layers": arguments.per_layer, "until": time.time() + seconds}
+        task = {"options": subjects, "facts": str(facts), "layers": arguments.per_layer, "until": time.time() + seconds}
         child = [sys.executable, "-m", "kdlab.cli.profile_child", json.dumps(task)]
-        return count_launches(child, facts, seconds=seconds)
+        return count_launches(child, facts, seconds=seconds, columns=once)
 
 
 def _watch(
-    options: dict[str, Any], seconds: float, arguments: argparse.Namespace
+    subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
 ) -> "tuple[pd.DataFrame, list[str]]":
     import torch
 
     from kdlab.bench.profiled import profiled
     from kdlab.profiling import profile_timeline
 
-    gc.collect()  # the last subject's weights and graphs
-    torch.cuda.empty_cache()
+    _let_go()
     try:
-        subject = profiled(**options)
+        subject = profiled(**subjects[0])
         layers, repeats = arguments.per_layer, arguments.repeats
         return profile_timeline(subject.works, subject.provenance, repeats=repeats, layers=layers, seconds=seconds)
     except torch.OutOfMemoryError as failure:
         raise KdlabError(str(failure).splitlines()[0]) from failure
+
+
+def _let_go() -> None:
+    """Give back the memory of the last subject's weights and graphs."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Profiling room: what the hardware's own counters say of a kernel, and which kernels a round launches."""
 
-from kdlab.profiling.counted import count_launches, run_marked
+from kdlab.profiling.counted import MANY_PASSES, METRICS, count_launches, run_marked
 from kdlab.profiling.counters import COUNTERS, Counter, collect_counters
 from kdlab.profiling.launches import (
     LAUNCHES_FORMAT,
@@ -26,16 +26,19 @@ from kdlab.profiling.round_tables import (
 )
 from kdlab.profiling.summary import summary_lines, summary_table
 from kdlab.profiling.timeline import profile_timeline
-from kdlab.profiling.work import Work
+from kdlab.profiling.work import Subject, Work
 
 __all__ = [
     "COUNTERS",
     "LAUNCHES_FORMAT",
+    "MANY_PASSES",
+    "METRICS",
     "MODES",
     "PHASES",
     "SOURCES",
     "SUBJECTS",
     "Counter",
+    "Subject",
     "Work",
     "collect_counters",
     "count_launches",

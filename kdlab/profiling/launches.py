@@ -79,8 +79,9 @@ LAUNCHES_FORMAT = TableFormat(
 `layers` those of the target. `repeat` counts repetitions of a case, `position` the launches of one repetition. `stage`
 is the innermost range of the domain "kdlab", "" outside of all; `layer` the target's, where ranges were set for it.
 `start_us` is counted from the first launch of the repetition. `dram_read`, `dram_write` and `l2_read` are bytes;
-`tensor_pct`, `sm_pct` and `dram_pct` percent of the peak that the GPU sustains, over the kernel's whole time;
-`tensor_flops` operations on the tensor cores. `grid` and `block` are "x, y, z". What a source does not know is empty.
+`tensor_pct` and `dram_pct` percent of what tensor cores and memory sustain, over the kernel's whole time, and `sm_pct`
+of that time in which multiprocessors hold work; `tensor_flops` bfloat16 operations on the tensor cores. `grid` and
+`block` are "x, y, z". What a source does not know is empty.
 `simulated` says that weights are random."""
 
 

@@ -18,8 +18,11 @@ from kdlab.profiling.launches import PHASES
 IDLE = "nothing runs"
 """Stage and phase of the time in which no launch runs."""
 UNMARKED = "outside of stages"
+CALLS = "single calls, one an op"
+"""Case that `calls_as_round` gives its rows."""
 _ROUND = ["case", "mode", "repeat"]
 _COUNTED = ("dram_read", "dram_write", "l2_read", "tensor_flops")
+_MOST = 0.5
 _COPIES = ("Memcpy", "Memset")
 """How the names of copies and fills by the driver begin: they are no kernels, and nothing counts them."""
 
@@ -129,6 +132,41 @@ def stage_traffic(launches: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=names)
 
 
+def counted_case(launches: pd.DataFrame) -> str | None:
+    """Return the first round of which the stages that take most of its time were counted whole; None if there is none.
+
+    Args:
+        launches: of `load_nsight` or `launches_frame`.
+    """
+    prefills = set(launches.loc[launches["phase"] == "prefill", "case"])
+    shares = stage_shares(launches).set_index(["case", "mode", "stage"])["share"]
+    for case, rows in stage_traffic(launches).groupby("case", sort=False):
+        known = [shares[case, row.timed, row.stage] for row in rows.itertuples() if row.timed != "ncu"]
+        watched = case in shares.index.get_level_values("case")
+        if case not in prefills and (not watched or sum(known) > _MOST):
+            return str(case)
+    return None
+
+
+def calls_as_round(launches: pd.DataFrame) -> pd.DataFrame:
+    """Return the counted calls of ops, the first of each op, as if they were the stages of one round named `CALLS`.
+
+    The other tables and their figures can then be made of them, where no round was counted whole.
+
+    Args:
+        launches: of `load_nsight` or `launches_frame`.
+    """
+    rows = launches[(launches["subject"] == "kernels") & (launches["source"] == "ncu")]
+    rows = rows[rows["case"] == rows.groupby("stage")["case"].transform("first")]
+    facts = [json.loads(text) for text in rows["provenance"]]
+    stages = rows["case"].str.removesuffix(" (cuda)")
+    floors = [
+        one | {"floors": {CALLS: {stage: (one.get("floors") or {}).get(case, {}).get(op)}}}
+        for one, stage, case, op in zip(facts, stages, rows["case"], rows["stage"], strict=True)
+    ]
+    return rows.assign(subject="round", case=CALLS, stage=stages, provenance=[json.dumps(one) for one in floors])
+
+
 def kernel_use(launches: pd.DataFrame) -> pd.DataFrame:
     """Return how busy each kernel of a counted round kept the matrix units and the memory.
 
@@ -169,7 +207,7 @@ def _traffic(
 ) -> dict[str, Any]:
     sums = {name: float(group[name].sum(min_count=len(group))) for name in _COUNTED}
     floors = json.loads(group["provenance"].iloc[0]).get("floors") or {}
-    floor_bytes, floor_flops, _ = floors.get(case, {}).get(stage, (np.nan, np.nan, 0))
+    floor_bytes, floor_flops, _ = floors.get(case, {}).get(stage) or (np.nan, np.nan, 0)
     modes = timed.get((case, stage), {})
     alike = [(mode, us) for mode, (kernels, us) in modes.items() if kernels == len(group)]
     mode, us = alike[0] if alike else ("ncu", float(group["duration_us"].sum()))

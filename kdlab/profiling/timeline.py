@@ -30,6 +30,7 @@ _MARK, _REPEAT = "kdlab:", "repeat "
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _PLAIN_TIMES = 3
+_EAGER_REPEATS = 2  # its launches are some fifty times slower to read than a graph's
 
 Row = dict[str, Any]
 Event = Mapping[str, Any]
@@ -80,7 +81,7 @@ def profile_timeline(
 def _profile_work(work: Work, repeats: int, layers: bool, found: _Timeline) -> None:
     work.prepare()
     work.run()
-    eager = _traced(work, work.run, repeats, layers, found, "eager")
+    eager = _traced(work, work.run, min(repeats, _EAGER_REPEATS), layers, found, "eager")
     if work.capture is None or not torch.cuda.is_available():
         return
     replay = work.capture()

@@ -1,7 +1,7 @@
 """What is profiled: a piece of work that can be run again, made by the benchmarks; and names as tables have them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 
@@ -32,6 +32,15 @@ class Work(Protocol):
 
     def run(self) -> object:
         """Launch the work, marked with stages, on torch's current stream."""
+
+
+class Subject(Protocol):
+    """Pieces of work, made one after another, and the provenance that they share."""
+
+    @property
+    def works(self) -> Iterable[Work]: ...
+    @property
+    def provenance(self) -> Mapping[str, Any]: ...
 
 
 def columns_of(work: Work) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def test_what_needs_a_gpu_says_so_and_nothing_at_all_is_a_failure(capsys):
     assert main(["profile", "round", "--model", "k2.6"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert err[:2] == [
-        "counters of k2.6: hardware counters: needs a CUDA GPU, and torch finds none on this machine",
         "timeline of k2.6: a round of k2.6: needs a CUDA GPU, and torch finds none on this machine",
+        "counters of k2.6: hardware counters: needs a CUDA GPU, and torch finds none on this machine",
     ]
     assert err[-1] == "nothing could be profiled"
     assert main(["profile", "kernels"]) == 1
@@ -80,7 +80,7 @@ def test_what_needs_a_gpu_says_so_and_nothing_at_all_is_a_failure(capsys):
 def test_without_time_everything_is_left_out_and_it_is_said(capsys):
     assert main(["profile", "round", "--model", "tiny", "--seconds", "1e-9"]) == 1
     err = capsys.readouterr().err.splitlines()
-    assert err == ["counters of tiny: left out, out of time", "timeline of tiny: left out, out of time",
+    assert err == ["timeline of tiny: left out, out of time", "counters of tiny: left out, out of time",
                    "nothing could be profiled"]  # fmt: skip
 
 

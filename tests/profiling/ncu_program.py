@@ -10,10 +10,11 @@ METRICS = {
     "dram__bytes_write.sum": "1000000",
     "lts__t_sectors_op_read.sum": "125,000",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "12.5",
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "40.25",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "81.5",
-    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": "n/a",
+    "sm__cycles_active.avg.pct_of_peak_sustained_elapsed": "40.25",
+    "dram__bytes_read.sum.pct_of_peak_sustained_elapsed": "81.25",
+    "dram__bytes_write.sum.pct_of_peak_sustained_elapsed": "0.25",
     "launch__registers_per_thread": "168",
+    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": "n/a",
 }
 
 
@@ -28,7 +29,7 @@ def page(launches):
     """What `ncu --csv --page raw --nvtx` prints of launches (kernel, ranges): header, units, lines."""
     header = ",".join(f'"{name}"' for name in ["ID", "Process ID", "Kernel Name", RANGES, "Grid Size", "Block Size",
                                                 *METRICS])  # fmt: skip
-    units = ",".join(["\"\""] * 6 + ['"ns"', '"byte"', '"byte"', '"sector"', '"%"', '"%"', '"%"', '""', '""'])
+    units = ",".join(["\"\""] * 6 + ['"ns"', '"byte"', '"byte"', '"sector"', *['"%"'] * 4, '""', '""'])
     lines = [line(number, kernel, stack) for number, (kernel, stack) in enumerate(launches)]
     return "\n".join(["==PROF== Connected to process 7", header, units, *lines, "==PROF== Disconnected", ""])
 
@@ -36,7 +37,7 @@ def page(launches):
 def leave(facts, works, messages=()):
     """Write the file that the child leaves."""
     states = {"before": {"sm_clock_mhz": 1980.0}, "after": {}}
-    provenance = {"gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}
+    provenance = [{"gpu": "NVIDIA H200", "gpu_uuid": "GPU-1", "run_id": run} for run in "ab"]
     with open(facts, "w") as file:
         json.dump({"works": works, "provenance": provenance, "messages": list(messages), **states}, file)
 
@@ -50,5 +51,5 @@ LAUNCHES = [
 
 if __name__ == "__main__":
     task = json.loads(sys.argv[-1])
-    leave(task["facts"], [WORK, WORK | {"case": "mini, prefill of 9 tokens", "rows": 9}])
+    leave(task["facts"], [(WORK, 0), (WORK | {"case": "mini, prefill of 9 tokens", "rows": 9}, 1)])
     print(page(LAUNCHES))

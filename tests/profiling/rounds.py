@@ -6,6 +6,7 @@ from kdlab.profiling import launches_frame
 from tests.profiling.samples import launch
 
 WIDE, SMALL, PREFILL = "k2.6 slice 1/8, 2 layers, 33 rows", "mini, 16 rows", "mini, prefill of 64 tokens"
+CALL = "verify_attention S=1 N=33 prefix=4096 H=64 (wgmma)"
 _LAYER = (("norms", 2), ("q_a and kv_a", 8), ("q_b", 3), ("latent projections", 4), ("norm_rope", 2), ("attention", 24),
           ("o_proj", 7), ("norms", 2), ("router", 5), ("experts", 60))  # fmt: skip
 _BEFORE = (("draft context", 3), ("draft layers", 12), ("draft attention", 4), ("draft head", 6), ("draft_topk", 5),
@@ -17,7 +18,10 @@ _GAP_US = {"graph": 0.5, "eager": 9.0}
 _MATRIX = {"experts": 55.0, "attention": 60.0, "lm_head": 12.0, "o_proj": 20.0, "q_a and kv_a": 18.0, "q_b": 10.0}
 PROVENANCE = {
     "run_id": "1", "gpu": "a made-up GPU", "gpu_uuid": "GPU-1", "git_commit": "0123456789ab", "git_dirty": False,
-    "floors": {WIDE: {stage: [500_000 * us, 40_000_000 * us, 1] for stage, us in STAGES}},
+    "floors": {
+        WIDE: {stage: [500_000 * us, 40_000_000 * us, 1] for stage, us in STAGES},
+        CALL: {"verify_attention": [5_000_000, 900_000_000, 1]},
+    },
 }  # fmt: skip
 
 
@@ -46,8 +50,7 @@ def counted(case):
 
 def call():
     """Two launches of one call of verify_attention."""
-    case = "verify_attention S=1 N=33 prefix=4096 H=64 (wgmma)"
-    own = {"subject": "kernels", "case": case, "dram_read": 5e6, "l2_read": 1e8}
+    own = {"subject": "kernels", "case": CALL, "dram_read": 5e6, "l2_read": 1e8}
     return [
         launch(0, "verify_attention", **own, kernel="attend", dram_write=1e6, tensor_pct=60.0, duration_us=40.0),
         launch(1, "verify_attention", **own, kernel="merge", dram_write=0.0, tensor_pct=0.0, duration_us=5.0),

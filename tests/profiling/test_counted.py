@@ -18,7 +18,9 @@ from tests.profiling.samples import Piece
 
 
 def test_lines_become_launches_with_case_stage_and_layer():
-    rows = launch_rows(read_csv(ncu_program.page(ncu_program.LAUNCHES)), [ncu_program.WORK] * 2)
+    works = [(ncu_program.WORK, 0), (ncu_program.WORK, 1)]
+    rows, subjects = zip(*launch_rows(read_csv(ncu_program.page(ncu_program.LAUNCHES)), works), strict=True)
+    assert subjects == (0, 0, 1)
     places = [(row["kernel"], row["stage"], row.get("layer"), row.get("phase"), row["position"]) for row in rows]
     assert places == [
         ("attend", "attention", 1, None, 0),
@@ -37,7 +39,7 @@ def test_launches_of_other_domains_and_outside_of_cases_are_left_out():
     foreign = '""<default domain>:case 0:none:none:RGB:0xff:REGISTERED:case 0""'
     assert 'nobodys","7  ' in page
     page = page.replace('nobodys","7  ', f'nobodys","7  {foreign}').replace('7  ""kdlab', f'7  {foreign}  ""kdlab')
-    assert [row["kernel"] for row in launch_rows(read_csv(page), [ncu_program.WORK])] == ["mine"]
+    assert [row["kernel"] for row, _ in launch_rows(read_csv(page), [(ncu_program.WORK, 0)])] == ["mine"]
 
 
 def test_a_child_that_had_no_time_says_what_was_left_out(ncu, tmp_path):
@@ -65,6 +67,7 @@ def test_the_child_runs_under_ncu_filtered_by_our_domain(ncu, tmp_path):
     assert messages == []
     assert launches["case"].tolist() == ["mini", "mini", "mini, prefill of 9 tokens"]
     assert launches["phase"].tolist() == ["verify", "other", "prefill"]
+    assert launches["run_id"].tolist() == ["a", "a", "b"]
     assert set(launches["source"]) == {"ncu"}
     assert launches["sm_clock_mhz_before"].tolist() == [1980.0] * 3
     assert "--nvtx --nvtx-include kdlab@profiled/ program" in ncu.read_text()
@@ -95,6 +98,13 @@ class Watched:
         self.log.append(f"/{name}")
 
 
+class Profiled:
+    """Pieces of work with a provenance."""
+
+    def __init__(self, run_id, works):
+        self.works, self.provenance = works, {"run_id": run_id}
+
+
 def round_of(log):
     def run():
         with span("round"), span("layer", 3):
@@ -107,15 +117,16 @@ def round_of(log):
 
 def test_work_is_marked_by_case_and_stage_after_a_warm_up(tmp_path, monkeypatch):
     watched = Watched(monkeypatch)
-    works = [Piece("a", round_of(watched.log)), Piece("b", round_of(watched.log))]
-    run_marked(works, tmp_path / "facts", {"gpu": "g"}, layers=False, until=time.time() + 60)
+    subjects = [Profiled(name, [Piece(f"{name}1", round_of(watched.log)), Piece(f"{name}2", round_of(watched.log))])
+                for name in "ab"]  # fmt: skip
+    run_marked(subjects, tmp_path / "facts", layers=False, until=time.time() + 60)
     counted = " ".join(watched.log).split("start")[1].split()
     assert counted[:9] == ["profiled", "case", "0", "round", "attention", "launch", "/attention", "o_proj", "launch"]
     facts = json.loads((tmp_path / "facts").read_text())
-    assert [work["case"] for work in facts["works"]] == ["a", "b"]
-    assert (facts["messages"], facts["provenance"]) == ([], {"gpu": "g"})
+    assert [(work["case"], subject) for work, subject in facts["works"]] == [("a1", 0), ("b1", 1), ("a2", 0), ("b2", 1)]
+    assert (facts["messages"], facts["provenance"]) == ([], [{"run_id": "a"}, {"run_id": "b"}])
     watched.log.clear()
-    run_marked(works, tmp_path / "facts", {}, layers=True, until=time.time() + 60)
+    run_marked(subjects, tmp_path / "facts", layers=True, until=time.time() + 60)
     assert "layer 3" in watched.log
 
 
@@ -123,12 +134,12 @@ def test_work_that_is_late_is_cut_at_a_stage_and_what_follows_is_left_out(tmp_pa
     watched = Watched(monkeypatch)
     times = iter([0.0, 0.0, 0.0, 9.0])
     monkeypatch.setattr("kdlab.profiling.counted.time.time", lambda: next(times))
-    works = [Piece("a", round_of(watched.log)), Piece("b", round_of(watched.log))]
-    run_marked(works, tmp_path / "facts", {}, layers=False, until=5.0)
+    subjects = [Profiled("run", [Piece("a", round_of(watched.log)), Piece("b", round_of(watched.log))])]
+    run_marked(subjects, tmp_path / "facts", layers=False, until=5.0)
     assert " ".join(watched.log).endswith("/attention stop o_proj launch /o_proj /round /case 0 /profiled stop")
     facts = json.loads((tmp_path / "facts").read_text())
-    assert [work["case"] for work in facts["works"]] == ["a"]
+    assert [work["case"] for work, _ in facts["works"]] == ["a"]
     assert facts["messages"] == ["out of time: a is cut off from its stage 'o_proj'"]
     monkeypatch.setattr("kdlab.profiling.counted.time.time", lambda: 9.0)
-    run_marked(works, tmp_path / "facts", {}, layers=False, until=5.0)
+    run_marked(subjects, tmp_path / "facts", layers=False, until=5.0)
     assert json.loads((tmp_path / "facts").read_text())["messages"] == ["out of time: left out from a"]

@@ -9,8 +9,11 @@ import pytest
 from kdlab.errors import ArgumentError
 from kdlab.profiling import launches_frame
 from kdlab.profiling.round_tables import (
+    CALLS,
     IDLE,
     UNMARKED,
+    calls_as_round,
+    counted_case,
     kernel_use,
     middle_round,
     round_times,
@@ -18,7 +21,7 @@ from kdlab.profiling.round_tables import (
     stage_traffic,
     timelines,
 )
-from tests.profiling.rounds import PROVENANCE, SMALL, STAGES, WIDE, counted, profiled, timeline
+from tests.profiling.rounds import CALL, PROVENANCE, SMALL, STAGES, WIDE, call, counted, profiled, timeline
 from tests.profiling.samples import launch
 
 
@@ -149,8 +152,33 @@ def test_the_kernel_with_the_most_time_is_first_and_calls_of_ops_are_no_rounds(l
     assert "attend" not in set(use["kernel"])
 
 
+def test_a_round_counts_as_counted_when_most_of_its_time_was(launches):
+    assert counted_case(launches) == WIDE
+    assert counted_case(launches[launches["source"] == "ncu"]) == WIDE  # no timeline says otherwise
+    assert counted_case(launches[launches["source"] != "ncu"]) is None
+    cut = timeline(WIDE, "graph", 0) + counted(WIDE)[:12]
+    assert counted_case(launches_frame(cut, PROVENANCE)) is None
+    prefill = [row | {"phase": "prefill"} for row in counted("a prefill")]
+    assert counted_case(launches_frame(prefill, PROVENANCE)) is None
+
+
+def test_calls_stand_as_stages_of_one_round_one_an_op():
+    other = [launch(0, "verify_attention", subject="kernels", case="verify_attention S=1 N=1 prefix=256 H=64 (wgmma)")]
+    topk = [launch(0, "draft_topk", subject="kernels", case="draft_topk S=1 N=15 V=163840 K=64 (cuda)", dram_read=9.0)]
+    rows = calls_as_round(launches_frame([*counted(WIDE), *call(), *other, *topk], PROVENANCE))
+    traffic = stage_traffic(rows)
+    assert traffic["case"].tolist() == [CALLS, CALLS]
+    assert traffic["stage"].tolist() == [CALL, "draft_topk S=1 N=15 V=163840 K=64"]
+    attention, topk = traffic.to_dict("records")
+    assert (attention["bytes"], attention["us"], attention["timed"]) == (11e6, 45.0, "ncu")
+    assert (attention["floor_bytes"], attention["flops"], attention["flops_counted"]) == (5e6, 9e8, False)
+    assert np.isnan(topk["floor_bytes"])
+    assert set(kernel_use(rows)["kernel"]) == {"attend", "merge", "k"}
+
+
 def test_nothing_gives_empty_tables(launches):
     none = launches.iloc[:0]
+    assert calls_as_round(none).empty
     for table in (round_times, stage_shares, stage_traffic, kernel_use):
         assert table(none).empty
         assert list(table(none).columns) == list(table(launches).columns)
