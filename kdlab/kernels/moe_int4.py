@@ -23,7 +23,6 @@ from kdlab.kernels.moe_builds import (
     rows_build,
 )
 from kdlab.kernels.moe_checks import check_moe
-from kdlab.kernels.moe_shared import run_shared
 from kdlab.kernels.reference import compute_dtype, moe_experts
 
 _ALIGNMENT = 16
@@ -41,8 +40,7 @@ def moe_int4(
 ) -> Tensor:
     """Run each row through its k experts (SwiGLU), and the shared one if given, and add the weighted results.
 
-    A row's result does not depend on the other rows, bit for bit; with the shared expert, which up to 64 rows go
-    through in another way than more, on how many there are. On a GPU nothing waits for the host.
+    A row's result does not depend on the other rows, bit for bit. On a GPU nothing waits for the host.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).
@@ -220,8 +218,8 @@ def _run_rows(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> 
     slots = top_k + (shared is not None)
     out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
     hidden = x.new_empty(num_rows, top_k, routed.inner)
-    shared_hidden = _shared_up(x, shared, parts[:, top_k:])
-    _gate_up(routed, x, hidden, beside=shared_hidden is not None)
+    shared_hidden = _shared_up(x, shared)
+    _gate_up(routed, x, hidden, beside=shared is not None)
     _down(routed, hidden, parts, first_slot=0, beside=False)
     if shared is not None and shared_hidden is not None:
         _down(shared, shared_hidden, parts, first_slot=top_k, beside=True)
@@ -235,12 +233,11 @@ def _run_few(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> T
     (num_rows, width), top_k = x.shape, weights.shape[1]
     out, hidden = torch.empty_like(x), x.new_empty(num_rows, top_k, routed.inner)
     part = None if shared is None else x.new_empty(num_rows, 1, width, dtype=torch.float32)
-    shared_hidden = _shared_up(x, shared, part)
+    shared_hidden = _shared_up(x, shared)
     ids, build = routed.ids, routed.build
     matrix = (routed.gate_up, routed.gate_up_scale)
     tiles = -(-routed.inner // few_features(width, gated=True))
-    beside = int(shared_hidden is not None)
-    _launch(build, "moe_few_gate_up", (top_k * tiles, num_rows), x, ids, *matrix, hidden, beside)
+    _launch(build, "moe_few_gate_up", (top_k * tiles, num_rows), x, ids, *matrix, hidden, int(shared is not None))
     if shared is not None and shared_hidden is not None and part is not None:
         _down(shared, shared_hidden, part, first_slot=0, beside=False)
     matrix = (routed.down, routed.down_scale)
@@ -249,9 +246,8 @@ def _run_few(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> T
     return out
 
 
-def _shared_up(x: Tensor, shared: _Set | None, part: Tensor | None) -> Tensor | None:
-    """Return the shared expert's hidden values; None without one, or if `part` will hold its result already."""
-    if shared is None or part is None or run_shared(x, shared.gate_up, shared.down, part[:, 0]):
+def _shared_up(x: Tensor, shared: _Set | None) -> Tensor | None:
+    if shared is None:
         return None
     hidden = x.new_empty(x.shape[0], 1, shared.inner)
     _gate_up(shared, x, hidden, beside=False)
