@@ -14,6 +14,10 @@ from kdlab.model.prompts import PromptSet, as_prompt_set
 from kdlab.study.compare import ACCEPTANCE_FIELDS, check_table, is_simulated
 from kdlab.study.walk import COLUMNS, rounds_row
 
+CHECK_COLUMNS = ("method", "setting", "num_prompts", "num_rounds", "predicted_rounds", "equal_prompts", "far")
+NEAR_TIES = 0.25
+"""Share of the rounds by which near ties may change their number; a draft that is never accepted changes far more."""
+
 Arm = tuple[str, int]
 """A method, and its budget or chain length (0 of AR)."""
 
@@ -73,8 +77,9 @@ def check_live(live: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
         predicted: rows of the sweeps of a recording of the same prompts, with the arms of `live` among them.
 
     Returns:
-        One row an arm: method, setting, num_prompts, num_rounds, predicted_rounds, and equal_prompts: those whose
-        rounds are all as long as predicted.
+        One row an arm: method, setting, num_prompts, num_rounds, predicted_rounds, equal_prompts (those whose rounds
+        are all as long as predicted), and far: whether the rounds are so many more or fewer that it takes more than
+        near ties of the target, which a narrow dtype settles by what else is in the batch.
 
     Raises:
         ArgumentError: an arm or a prompt of `live` was not predicted.
@@ -83,21 +88,21 @@ def check_live(live: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     check_table(pd.concat([live[list(ACCEPTANCE_FIELDS)], predicted[list(ACCEPTANCE_FIELDS)]]))
     keys = ["method", "setting", "prompt"]
     wanted = dict(zip(zip(*(predicted[key] for key in keys), strict=True), predicted["round_lengths"], strict=True))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (method, setting), arm in live.groupby(keys[:2], sort=False):
         missing = [prompt for prompt in arm["prompt"] if (method, setting, prompt) not in wanted]
         if missing:
             raise ArgumentError("predicted", f"{method} {setting:g} of prompt {missing[0]}", "none")
         pairs = [(list(row["round_lengths"]), list(wanted[method, setting, row["prompt"]]))
                  for row in arm.to_dict("records")]  # fmt: skip
+        num_rounds, predicted_rounds = (sum(len(pair[side]) for pair in pairs) for side in (0, 1))
         rows.append({
             "method": method, "setting": setting, "num_prompts": len(pairs),
-            "num_rounds": sum(len(found) for found, _ in pairs),
-            "predicted_rounds": sum(len(expected) for _, expected in pairs),
+            "num_rounds": num_rounds, "predicted_rounds": predicted_rounds,
             "equal_prompts": sum(found == expected for found, expected in pairs),
+            "far": abs(num_rounds - predicted_rounds) > NEAR_TIES * predicted_rounds + 1,
         })  # fmt: skip
-    columns = ["method", "setting", "num_prompts", "num_rounds", "predicted_rounds", "equal_prompts"]
-    return pd.DataFrame.from_records(rows, columns=columns)
+    return pd.DataFrame.from_records(rows, columns=list(CHECK_COLUMNS))
 
 
 def _turns(

@@ -21,7 +21,7 @@ from kdlab.viz.kernel_explorer import KernelExplorer
 from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
 from kdlab.viz.live_sweep import LiveSweep
-from kdlab.viz.live_sweep_figure import plot_live_sweep
+from kdlab.viz.live_sweep_figure import live_findings, plot_live_sweep
 from kdlab.viz.nsight import plot_busy_share, plot_stage_shares, plot_timeline
 from kdlab.viz.nsight_counters import plot_roofline, plot_stage_bytes, plot_tensor_use
 from kdlab.viz.nsight_words import counter_findings, round_findings
@@ -52,6 +52,7 @@ __all__ = [
     "depth_findings",
     "figure_of",
     "kind_findings",
+    "live_findings",
     "live_margin",
     "paired_findings",
     "paired_sentences",

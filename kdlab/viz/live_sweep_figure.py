@@ -1,4 +1,4 @@
-"""Live rounds so far over the curves that a recording predicts."""
+"""Live rounds so far over the curves that a recording predicts, and whether the two agree."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 
 from kdlab.study import summarize
 from kdlab.viz import theme
-from kdlab.viz.arms import STYLES, arm_style, mark_flags
+from kdlab.viz.arms import STYLES, arm_label, arm_style, mark_flags
 from kdlab.viz.sweep import ROWS_LABEL, TOKENS_LABEL, rows_axis
+from kdlab.viz.wording import prompts_text
 
 
 def plot_live_sweep(
@@ -43,6 +44,28 @@ def plot_live_sweep(
     theme.add_legend(ax, loc="lower right")
     theme.add_caption(ax, provenance)
     return ax
+
+
+def live_findings(checks: pd.DataFrame) -> str:
+    """Say as a Markdown list whether live rounds are what a recording predicted, and which arms are not.
+
+    Args:
+        checks: from `kdlab.study.check_live`.
+    """
+    if checks.empty:
+        return "- No turn was whole: nothing was compared."
+    rows = checks.to_dict("records")
+    lines = [_difference(row) for row in rows if row["equal_prompts"] < row["num_prompts"]]
+    prompts = prompts_text(max(row["num_prompts"] for row in rows))
+    same = f"{len(rows) - len(lines)} of {len(rows)} methods and settings" if lines else "every method and setting"
+    return "\n".join([f"- Every round of {same} is as long as predicted, over {prompts}.", *lines])
+
+
+def _difference(row: dict[Any, Any]) -> str:
+    arm = arm_label(row["method"], row["setting"])
+    rounds = f"{row['num_rounds']} rounds, {row['predicted_rounds']} predicted"
+    wrong = " **More than near ties explain: live rounds or the recording are wrong.**" if row["far"] else ""
+    return f"- {arm}: {row['equal_prompts']} of {prompts_text(row['num_prompts'])} equal, {rounds}.{wrong}"
 
 
 def _draw_curve(ax: Axes, rows: pd.DataFrame, method: str, *, is_named: bool) -> None:

@@ -8,6 +8,7 @@ from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.model.prompts import PromptSet
 from kdlab.paths import REPOSITORY
 from kdlab.study import check_live, chosen_budgets, summarize, sweep, sweep_ar, sweep_chains, sweep_live, whole_groups
+from kdlab.study.live import CHECK_COLUMNS
 from kdlab.study.walk import COLUMNS
 from tests.pairs import golden_prompts, tiny_pair
 
@@ -34,6 +35,7 @@ def test_live_rounds_are_the_table_of_the_recording(setting, streams):
     checks = check_live(live, predicted).set_index("method")
     assert (checks["equal_prompts"] == 4).all()
     assert (checks["num_rounds"] == checks["predicted_rounds"]).all()
+    assert not checks["far"].any()
     wrong = predicted.replace({"setting": {6.0: 7.0, 7.0: 6.0}})  # a broken twin: the rounds of another budget
     assert check_live(live, wrong).set_index("method")["equal_prompts"]["ddtree"] < 4
 
@@ -69,7 +71,18 @@ def test_what_was_not_predicted_and_other_models_are_refused():
         check_live(live, predicted[predicted["setting"] != 7])
     with pytest.raises(ComparisonError, match="drafter_sha256"):
         check_live(live.assign(drafter_sha256="other"), predicted)
-    assert check_live(live.head(0), predicted).empty
+    assert list(check_live(live.head(0), predicted).columns) == list(CHECK_COLUMNS)
+
+
+def test_drafts_that_are_never_accepted_are_far_from_what_was_predicted():
+    predicted, live = recorded("greedy"), pd.concat(turns(), ignore_index=True)
+    plain = live.loc[live["method"] == "ar", ["prompt", "round_lengths"]].set_index("prompt")["round_lengths"]
+    rejected = live["prompt"].map(plain).where(live["method"] == "chain", live["round_lengths"])
+    checks = check_live(live.assign(round_lengths=rejected), predicted)
+    assert checks.loc[checks["far"], "method"].tolist() == ["chain"]
+    near = live.assign(round_lengths=[[*lengths[:-1], 1, 1] for lengths in live["round_lengths"]])
+    near = check_live(near[near["method"] == "ar"], predicted)
+    assert (near["equal_prompts"].tolist(), near["far"].tolist()) == ([0], [False])
 
 
 def test_groups_are_whole_and_of_one_file():

@@ -15,12 +15,6 @@ ARMS = [("ar", 0), *(("chain", length) for length in (1, 2, 3, 4, 7)), ("ddtree"
 NUM_PROMPTS, NEW_TOKENS = 4, 24
 
 
-def differing(checks):
-    """Return the arms that need far more, or far fewer, rounds than predicted."""
-    far = (checks["num_rounds"] - checks["predicted_rounds"]).abs() > 0.25 * checks["predicted_rounds"] + 1
-    return [(row["method"], int(row["setting"])) for row in checks[far].to_dict("records")]
-
-
 @pytest.mark.gpu
 def test_rounds_of_every_number_of_rows_are_about_as_many_as_predicted():
     pair = kdlab.load_pair("bundled", device="cuda", dtype="bfloat16")
@@ -29,7 +23,4 @@ def test_rounds_of_every_number_of_rows_are_about_as_many_as_predicted():
     predicted = pd.concat([sweep(field, [7, 15]), sweep_chains(field), sweep_ar(field)], ignore_index=True)
     parts = [part for part in sweep_live(pair, prompts, ARMS, max_new_tokens=NEW_TOKENS) if part is not None]
     checks = check_live(pd.concat(parts, ignore_index=True), predicted)
-    assert differing(checks) == [], checks.to_string()
-    # A broken twin: a chain whose drafts are never accepted, as rounds of AR are.
-    broken = checks.assign(num_rounds=checks["num_rounds"].where(checks["setting"] != 3, NUM_PROMPTS * NEW_TOKENS))
-    assert differing(broken) == [("chain", 3)]
+    assert not checks["far"].any(), checks.to_string()

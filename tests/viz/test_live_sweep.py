@@ -13,8 +13,9 @@ import pytest
 
 from kdlab.errors import ArgumentError
 from kdlab.study import sweep, sweep_ar
+from kdlab.study.live import CHECK_COLUMNS
 from kdlab.study.walk import COLUMNS
-from kdlab.viz import LiveSweep, figure_of, plot_live_sweep
+from kdlab.viz import LiveSweep, figure_of, live_findings, plot_live_sweep
 
 HOSTILE = "<script>document.title = 'owned'</script>"
 
@@ -181,6 +182,17 @@ def test_marks_stand_on_the_predicted_curve_and_every_line_has_a_name(field, tab
     assert any(name.startswith("adaptive chain") for name in names)
     assert "toy" in " ".join(text.get_text() for text in ax.texts)
     assert figure_of(plot_live_sweep(table.head(0))).axes
+
+
+def test_what_differs_is_named_and_what_no_near_tie_explains_is_bold():
+    rows = [("ar", 0.0, 5, 60, 60, 5, False), ("chain", 3.0, 5, 60, 30, 0, True), ("ddtree", 7.0, 5, 21, 20, 4, False)]
+    checks = pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
+    first, far, near = live_findings(checks).split("\n")
+    assert first == "- Every round of 1 of 3 methods and settings is as long as predicted, over 5 prompts."
+    assert far.startswith("- chain, length 3: 0 of 5 prompts equal, 60 rounds, 30 predicted. **More than near ties")
+    assert near == "- DDTree, budget 7: 4 of 5 prompts equal, 21 rounds, 20 predicted."
+    assert live_findings(checks.head(1)).startswith("- Every round of every method and setting is as long as predicted")
+    assert "nothing was compared" in live_findings(checks.head(0))
 
 
 def test_parts_that_are_no_tables_are_refused_and_leave_a_result():
