@@ -9,13 +9,13 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
-from kdlab.bench.full_width.evidence import TREES_ALIKE, Evidence, load_evidence
+from kdlab.bench.full_width.evidence import Evidence, load_evidence
 from kdlab.errors import ArgumentError
 from kdlab.paths import REPOSITORY
 from kdlab.study.gpus import GPUS, carried_over
@@ -84,11 +84,8 @@ def _basis(page: CostPage) -> str:
 
 
 def _turns(page: CostPage) -> str:
-    evidence = page.evidence
-    floor = evidence.phases(evidence.floor)
-    alike = evidence.phases(replace(evidence.cost, trees_alike=TREES_ALIKE))
     pairs = published_pairs(published_acceptance())
-    return "\n".join(f"- {line}" for line in turning_points(page.phases, floor, alike, TREES_ALIKE, pairs))
+    return "\n".join(f"- {line}" for line in turning_points(page.phases, page.evidence.what_ifs(), pairs))
 
 
 def _rounds(page: CostPage) -> str:

@@ -48,8 +48,12 @@ class AllReduce:
         """Say where the time for so many ranks comes from."""
         if not self.measured_ranks:
             return f"modelled, {self.base_us:g} us each and the ring's bytes"
-        known = " and ".join(str(number) for number in self.measured_ranks)
-        return f"measured on {known} GPUs{'' if ranks in self.measured_ranks else f', carried on to {ranks}'}"
+        known = f"measured on {' and '.join(str(number) for number in self.measured_ranks)} GPUs"
+        if ranks in self.measured_ranks:
+            return known
+        if len(self.measured_ranks) == 1:
+            return f"{known}; {ranks} are taken to have the same fixed time, which is the least it can be"
+        return f"{known}, carried on to {ranks}"
 
 
 MODELLED = AllReduce(ALL_REDUCE_US, 0.0, 1.0)

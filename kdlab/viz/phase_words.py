@@ -89,38 +89,37 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
 
 
 def turning_points(
-    phases: pd.DataFrame, at_floor: pd.DataFrame, alike: pd.DataFrame, trees_alike: float, pairs: pd.DataFrame
+    phases: pd.DataFrame, what_ifs: Mapping[str, tuple[str, pd.DataFrame]], pairs: pd.DataFrame
 ) -> list[str]:
     """Say what would change the answer, a sentence each.
 
     Args:
         phases: as for `answer`.
-        at_floor: the same with every stage at its floor.
-        alike: the same where g is lower between a tree's rows, by `trees_alike`.
-        trees_alike: see `kdlab.study.phase.RoundCost`.
+        what_ifs: the same under other assumptions, by name, with the assumption in words.
         pairs: of `kdlab.study.marks.published_pairs`.
     """
     best = _headline(phases)
     ends = best[best["g"].isin([best["g"].min(), best["g"].max()])]
     routing = ", ".join(f"{_share(group, PAYS):.0%} (g = {g:g})" for g, group in ends.groupby("g"))
-    at = {name: (_share(table, PAYS), _share(table, COSTS)) for name, table in
-          (("here", best), ("floor", _headline(at_floor)), ("alike", _headline(alike)))}  # fmt: skip
-    instead = {name: f"it pays at {pays:.0%} of the points instead of {at['here'][0]:.0%}, and costs at {costs:.0%} "
-                     f"instead of {at['here'][1]:.0%}" for name, (pays, costs) in at.items()}  # fmt: skip
     lines = [
         f"**How alike K2.6's rows route.** The tree of one size pays at {routing} of the points; K2.6's g is unknown.",
-        "**Trees whose rows are more alike than a chain's.** With g lower by "
-        f"{trees_alike:g} for trees alone {instead['alike']}.",
-        f"**Faster kernels.** With every stage at its floor {instead['floor']}.",
+    ]
+    for name, (words, table) in what_ifs.items():
+        pays, costs = (f"{_share(_headline(table), call):.0%}" for call in (PAYS, COSTS))
+        instead = f"pays at {pays} of the points instead of {_share(best, PAYS):.0%}"
+        lines.append(
+            f"**{name}.** With {words} it {instead}, and costs at {costs} instead of {_share(best, COSTS):.0%}."
+        )
+    lines.append(
         "**What the drafter's confidence is worth.** A chain can be cut well only where low probabilities mean "
-        "rejection, as the mini's do. Where they do not, read the comparison of fixed sizes.",
-    ]  # fmt: skip
+        "rejection, as the mini's do. Where they do not, read the comparison of fixed sizes."
+    )
     if len(pairs):
         lines.append(
             f"**Flat draft probabilities.** In the {len(pairs)} published pairs of tree and chain of equal drafted "
             f"tokens ({', '.join(pairs['drafter'].unique())}; second hand) the tree yields "
             f"{span_text(pairs['gain'].min(), pairs['gain'].max())} tokens a round: with such a drafter no tree pays."
-        )  # fmt: skip
+        )
     return lines
 
 

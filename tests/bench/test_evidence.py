@@ -67,3 +67,9 @@ def test_the_region_is_whole(files, monkeypatch):
     monkeypatch.setattr(sources, "CONTEXTS", (1024,))
     table = sources.load_evidence(files).phases(num_resamples=20)
     assert len(table) == sources.NUM_PLACES * 2 * 2 * 3
+    ifs = sources.load_evidence(files).what_ifs(num_resamples=20)
+    assert len(ifs) == 3
+    assert all(len(region) == len(table) for _, region in ifs.values())
+    slow = ifs["Slower collectives"]
+    assert slow[0] == "20 us for a small all-reduce instead of 8.0"
+    assert (slow[1]["tok_s"] < table["tok_s"]).all()

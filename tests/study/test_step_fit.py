@@ -97,6 +97,7 @@ def test_measured_all_reduces_take_the_place_of_the_modelled_ones():
     assert collectives_us(TARGET, DRAFTER, step, all_reduce=measured) > collectives_us(TARGET, DRAFTER, step)
     one = fit_all_reduce(rounds.all_reduce_rows(ranks=(4,)))
     assert one.hop_us == 0.0
+    assert one.source(8).startswith("measured on 4 GPUs; 8 are taken to have the same fixed time")
     assert MODELLED.us(1, 1e6) == 0.0
 
 

@@ -94,11 +94,12 @@ def test_the_basis_says_whether_rounds_were_measured():
 
 def test_what_would_turn_it_is_in_numbers():
     pairs = pd.DataFrame({"drafter": ["d", "d"], "gain": [-0.4, -0.1]})
-    lines = turning_points(phases(), phases(lambda *_: 0.2), phases(lambda *_: -0.2), 0.05, pairs)
-    assert "at 0% of the points instead of 50%" in lines[1]
-    assert "100% of the points instead of 50%" in lines[2]
+    others = {"A": ("all gained", phases(lambda *_: 0.2)), "B": ("all lost", phases(lambda *_: -0.2))}
+    lines = turning_points(phases(), others, pairs)
+    assert lines[1].startswith("**A.** With all gained it pays at 100% of the points instead of 50%")
+    assert lines[2].startswith("**B.** With all lost it pays at 0% of the points instead of 50%")
     assert "−40 to −10 %" in lines[-1]
-    assert len(turning_points(phases(), phases(), phases(), 0.05, pairs[:0])) == len(lines) - 1
+    assert len(turning_points(phases(), others, pairs[:0])) == len(lines) - 1
 
 
 def test_marked_points_have_a_line_each():

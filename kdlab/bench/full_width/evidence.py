@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,17 @@ RECORDED = DATA / "recorded"
 FILES = {
     "rounds": RECORDED / "rounds-h200.parquet",
     "reduces": RECORDED / "all-reduce-h200.parquet",
-    "several": RECORDED / "rounds-4gpu.parquet",
+    "several": RECORDED / "rounds-2gpu.parquet",
     "acceptance": RECORDED / "mini-acceptance.parquet",
 }
 TEMPERATURE = 0.6
 """Of the text on the line: no kind loops there, and Kimi K2.6 is run at it without thinking."""
 TREES_ALIKE = 0.05
 """How much lower g may be between rows of a tree than of a chain: about what the mini's are at 8 rows (notebook 50)."""
+SLOW_REDUCE_US = 20.0
+"""What a small all-reduce over 8 GPUs may take."""
+SLOW_REDUCE_US = 20.0
+"""What a small all-reduce over 8 GPUs may take."""
 G = tuple(np.round(np.arange(0.7, 1.001, 0.05), 2).tolist())
 STREAMS, CONTEXTS, NUM_PLACES = (1, 4, 8, 16, 32), (1024, 8192, 32768), 9
 
@@ -91,6 +95,24 @@ class Evidence:
         return phase_table(
             self.works(), cost or self.cost, g=G, streams=STREAMS, contexts=CONTEXTS, num_resamples=num_resamples
         )
+
+    def what_ifs(self, *, num_resamples: int = 500) -> dict[str, tuple[str, pd.DataFrame]]:
+        """Return the region under other assumptions: {name: (the assumption in words, of `phases`)}."""
+        reduce = self.cost.fit.all_reduce
+        slow = replace(self.cost.fit, all_reduce=replace(reduce, base_us=SLOW_REDUCE_US, hop_us=0.0))
+        now = reduce.us(self.cost.ranks, 0.0)
+        others = {
+            "Trees whose rows are more alike than a chain's": (
+                f"g lower by {TREES_ALIKE:g} for trees alone",
+                replace(self.cost, trees_alike=TREES_ALIKE),
+            ),
+            "Faster kernels": ("every stage at its floor", self.floor),
+            "Slower collectives": (
+                f"{SLOW_REDUCE_US:g} us for a small all-reduce instead of {now:.1f}",
+                replace(self.cost, fit=slow),
+            ),
+        }
+        return {name: (words, self.phases(cost, num_resamples=num_resamples)) for name, (words, cost) in others.items()}
 
 
 def load_evidence(
