@@ -7,7 +7,7 @@
 //   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
 //
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
-// shared expert goes through the first two beside the routed ones. moe_few_rows.cu has up to four, with equal bits.
+// shared expert goes through the first two beside the routed ones. moe_one_row.cu has a single row, with equal bits.
 // Blocks take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The
 // stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
 // other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.

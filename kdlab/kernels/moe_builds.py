@@ -13,8 +13,7 @@ THREADS = 256
 _WARPS, _TILE_PICKS = THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
-MOST_FEW_PICKS, _FEW_WARP_ROWS = 8, 32  # of moe_few_rows.cu
-MOST_FEW_ROWS = 4  # up to here it is faster than moe_int4.cu at D = 7,168, I = 256 on an H200
+MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
 
 
 @functools.lru_cache(maxsize=64)
@@ -77,16 +76,16 @@ def _sum_bytes(warp_rows: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def few_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build | None:
-    """Return the build for a few rows, where the experts are so narrow that it is the faster one; else None."""
+def row_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build | None:
+    """Return the build for a single row, where the experts are so narrow that it is the faster one; else None."""
     slabs, in_slab = divmod(width, 64 * math.gcd(width // 64, _WARPS))
     if dtype not in MMA_DTYPES or in_slab or inner not in (64, 128, 256, 512):
         return None
-    warp_rows = _FEW_WARP_ROWS
+    warp_rows = _ROW_WARP_ROWS
     chunk = math.gcd(slabs, 2)
     stage = chunk * _stage_bytes(dtype, scale, width, warp_rows, 1)
     stages = min(_MAX_STAGES, _RING_BYTES // stage)
-    ring, down = stages * stage, MOST_FEW_PICKS * _stage_bytes(dtype, scale, inner, warp_rows, 1)
+    ring, down = stages * stage, MOST_ROW_PICKS * _stage_bytes(dtype, scale, inner, warp_rows, 1)
     if down > _RING_BYTES:
         return None
     defines = _constants(dtype, scale, width, inner, num_experts) | {
@@ -98,14 +97,14 @@ def few_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, nu
         "DOWN_BYTES": down,
         "BLOCKS_PER_SM": 3,
     }
-    dynamic = (("moe_few_gate_up", ring), ("moe_few_down", down))
-    return jit.Build("moe_few_rows.cu", tuple(defines.items()), shared_bytes=dynamic)
+    dynamic = (("moe_row_gate_up", ring), ("moe_row_down", down))
+    return jit.Build("moe_one_row.cu", tuple(defines.items()), shared_bytes=dynamic)
 
 
-def few_features(inputs: int, *, gated: bool) -> int:
-    """Return the outputs that a block of moe_few_rows.cu makes, TILE_FEATURES of its stage."""
+def row_features(inputs: int, *, gated: bool) -> int:
+    """Return the outputs that a block of moe_one_row.cu makes, TILE_FEATURES of its stage."""
     warps = _WARPS // math.gcd(inputs // 64, _WARPS)
-    return _FEW_WARP_ROWS * warps // (2 if gated else 1)
+    return _ROW_WARP_ROWS * warps // (2 if gated else 1)
 
 
 _K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
@@ -115,5 +114,5 @@ BUILDS = tuple(
     for inner in inners
     for packed in (True, False)
 )
-_FEW = few_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
-BUILDS += () if _FEW is None else (_FEW,)
+_ROW = row_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
+BUILDS += () if _ROW is None else (_ROW,)

@@ -13,15 +13,7 @@ from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit.ops import cuda_op
-from kdlab.kernels.moe_builds import (
-    MOST_FEW_PICKS,
-    MOST_FEW_ROWS,
-    THREADS,
-    blocks_per_sm,
-    few_build,
-    few_features,
-    rows_build,
-)
+from kdlab.kernels.moe_builds import MOST_ROW_PICKS, THREADS, blocks_per_sm, row_build, row_features, rows_build
 from kdlab.kernels.moe_checks import check_moe
 from kdlab.kernels.reference import compute_dtype, moe_experts
 
@@ -203,11 +195,11 @@ def _moe_int4(
     if shared_gate_up is not None and shared_down is not None:
         alone = rows_build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
         shared = _Set(alone, None, shared_gate_up, None, shared_down, None)
-    few = None
-    if num_rows <= MOST_FEW_ROWS and gate_up_scale is not None and expert_ids.shape[1] <= MOST_FEW_PICKS:
-        few = few_build(x.dtype, gate_up_scale.dtype, width, inner, num_experts)
-    if few is not None:
-        return _run_few(x, weights, _Set(few, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
+    row = None
+    if num_rows == 1 and gate_up_scale is not None and expert_ids.shape[1] <= MOST_ROW_PICKS:
+        row = row_build(x.dtype, gate_up_scale.dtype, width, inner, num_experts)
+    if row is not None:
+        return _run_row(x, weights, _Set(row, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
     build = rows_build(x.dtype, None if gate_up_scale is None else gate_up_scale.dtype, width, inner, num_experts)
     return _run_rows(x, weights, _Set(build, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
 
@@ -228,21 +220,20 @@ def _run_rows(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> 
     return out
 
 
-def _run_few(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
-    """Launch for a few rows: every pick has blocks of its own, and is added up by the kernel that makes it."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
-    out, hidden = torch.empty_like(x), x.new_empty(num_rows, top_k, routed.inner)
-    part = None if shared is None else x.new_empty(num_rows, 1, width, dtype=torch.float32)
+def _run_row(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
+    """Launch for one row: its picks have blocks of their own, and are added up by the kernel that makes them."""
+    width, top_k = x.shape[1], weights.shape[1]
+    out, hidden = torch.empty_like(x), x.new_empty(top_k, routed.inner)
+    part = None if shared is None else x.new_empty(1, 1, width, dtype=torch.float32)
     shared_hidden = _shared_up(x, shared)
     ids, build = routed.ids, routed.build
     matrix = (routed.gate_up, routed.gate_up_scale)
-    tiles = -(-routed.inner // few_features(width, gated=True))
-    _launch(build, "moe_few_gate_up", (top_k * tiles, num_rows), x, ids, *matrix, hidden, int(shared is not None))
+    grid = top_k * -(-routed.inner // row_features(width, gated=True))
+    _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
     if shared is not None and shared_hidden is not None and part is not None:
         _down(shared, shared_hidden, part, first_slot=0, beside=False)
-    matrix = (routed.down, routed.down_scale)
-    tiles = -(-width // few_features(routed.inner, gated=False))
-    _launch(build, "moe_few_down", (tiles, num_rows), hidden, ids, weights, *matrix, part, out, top_k)
+    grid = -(-width // row_features(routed.inner, gated=False))
+    _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
     return out
 
 

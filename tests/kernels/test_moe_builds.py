@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kdlab.kernels.moe_builds import BUILDS, few_build, few_features, rows_build
+from kdlab.kernels.moe_builds import BUILDS, row_build, row_features, rows_build
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -20,17 +20,17 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
         (BF16, F32, 7168, 512, False),  # more shared memory than the smallest card has
     ],
 )
-def test_few_rows_have_their_own_kernels_where_experts_are_narrow(dtype, scale, width, inner, fits):
-    build = few_build(dtype, scale, width, inner, 384)
+def test_a_single_row_has_its_own_kernels_where_experts_are_narrow(dtype, scale, width, inner, fits):
+    build = row_build(dtype, scale, width, inner, 384)
     assert (build is not None) == fits
     if build is not None:
-        assert build.file == "moe_few_rows.cu"
+        assert build.file == "moe_one_row.cu"
 
 
-def test_every_output_of_few_rows_has_a_block():
-    assert few_features(7168, gated=True) == 16  # 32 rows of weights a warp, gate and up, all warps along the inputs
-    assert few_features(256, gated=False) == 64  # four warps along the inputs
-    assert few_features(64, gated=False) == 256
+def test_every_output_of_a_row_has_a_block():
+    assert row_features(7168, gated=True) == 16  # 32 rows of weights a warp, gate and up, all warps along the inputs
+    assert row_features(256, gated=False) == 64  # four warps along the inputs
+    assert row_features(64, gated=False) == 256
 
 
 def test_shared_memory_fits_the_smallest_card():

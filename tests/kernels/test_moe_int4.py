@@ -8,7 +8,7 @@ from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDev
 from kdlab.kernels import jit
 from kdlab.kernels import moe_int4 as module
 from kdlab.kernels.experts import PackedExperts
-from kdlab.kernels.moe_builds import few_build, rows_build
+from kdlab.kernels.moe_builds import row_build, rows_build
 from kdlab.kernels.moe_int4 import expected_experts, moe_int4, moe_int4_cost
 from kdlab.kernels.reference import moe_experts
 from tests.kernels.compare import assert_within_budget, guarded_allocations
@@ -17,7 +17,7 @@ from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, new_
 gpu = pytest.mark.gpu
 WIDTHS = [(96, 32, BF16), (160, 96, None), (64, 1024, F32)]
 FORMATS = [(BF16, BF16), (BF16, F16), (F16, F32), (F32, BF16), (BF16, None), (F16, None), (F32, None)]
-ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512)
+ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512)
 # ---- on the CPU ----------------------------------------------------------------------------------------------------
 
 
@@ -128,8 +128,8 @@ def _compiled():
     builds |= {rows_build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
     builds |= {rows_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
     builds |= {rows_build(BF16, BF16, 7168, 256, 384), rows_build(BF16, None, 7168, 256, 1)}
-    builds |= {few_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
-    builds |= {few_build(BF16, BF16, 7168, 256, 384)} - {None}
+    builds |= {row_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
+    builds |= {row_build(BF16, BF16, 7168, 256, 384)} - {None}
     jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
 
 
@@ -161,7 +161,7 @@ def test_widths_that_fill_no_tile(width, inner, scale):
 
 
 @gpu
-@pytest.mark.parametrize("num_rows", [1, 3, 8, 33, 128])
+@pytest.mark.parametrize("num_rows", [1, 8, 33, 128])
 def test_k26_width_of_one_rank(num_rows):
     sizes = {"width": 7168, "inner": 256, "num_experts": 384, "top_k": 8}
     assert_right(new_case(num_rows, shared=True, device="cuda", **sizes))
@@ -201,9 +201,9 @@ def test_a_row_does_not_depend_on_the_others():
         case["expert_ids"][:, 0] = 5  # more than one tile of rows, and narrow tiles elsewhere
         case["expert_ids"][:, 1] += (case["expert_ids"][:, 1] == 5).int()
         together = moe_int4(**case)
-        for rows in ([0], [31], [64], [0, 31, 64]):
-            some = {name: case[name][rows] for name in ("x", "expert_ids", "weights")}
-            assert torch.equal(moe_int4(**(case | some)), together[rows])
+        for row in (0, 31, 64):
+            one = {name: case[name][row : row + 1] for name in ("x", "expert_ids", "weights")}
+            assert torch.equal(moe_int4(**(case | one))[0], together[row])
         swapped = case | {"expert_ids": case["expert_ids"].roll(1, dims=0)}
         assert not torch.equal(moe_int4(**swapped), together)  # the comparison can fail
 

@@ -1,15 +1,15 @@
-// csrc/moe_few_rows.cu: the routed experts of one row or a few, INT4 weights of a narrow part of the model: what
-//   moe_int4.cu does, bit for bit, but every pick has blocks of its own: few weights keep all multiprocessors busy.
-//   in   x [T,D] | expert_ids [T,k] i32, an id outside 0..E-1 is no expert | weights [T,k] f32 | gate_up [E,2I,D] and
-//        down [E,D,I], INT4 words and scales | shared [T,D] f32: the shared expert's results, or null
-//   out  out [T,D] | between the kernels: hidden [T,k,I]
-//   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t) + shared[t], e = expert_ids[t,s]
-//   cost T k (3 D I / 2 + 3 D I / 32 scales) bytes, 6 D I FLOP a pick: bound by bytes and two launches
+// csrc/moe_one_row.cu: the routed experts of one row, INT4 weights of a narrow part of the model: what moe_int4.cu does
+//   with as many bits equal, but every pick has its own blocks, so that few weights keep all multiprocessors busy.
+//   in   x [D] | expert_ids [k] i32, an id outside 0..E-1 is no expert | weights [k] f32 | gate_up [E,2I,D] and down
+//        [E,D,I], INT4 words and scales | shared [D] f32: the shared expert's result, or null
+//   out  out [D] | between the kernels: hidden [k,I]
+//   math out = sum over s of weights[s] down_e(silu(gate_e x) * up_e x) + shared, e = expert_ids[s]; sums in float32
+//   cost k (3 D I / 2 + 3 D I / 32 scales) bytes, 6 D I FLOP a pick: bound by bytes and by the latency of two launches
 //   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
 //
-// A block of moe_few_gate_up streams a tile of one pick through a ring, CHUNK slabs at a time: alone, a slab is too
-// short to hide what its products wait for. A block of moe_few_down holds its features' weights of all picks at once;
-// they come while moe_few_gate_up still runs, and the picks are added up here, so that there is no third launch.
+// A block of moe_row_gate_up streams a tile of one pick through a ring, CHUNK slabs at a time: alone, a slab is too
+// short to hide what its products wait for. A block of moe_row_down holds its features' weights of all picks at once;
+// they come while moe_row_gate_up still runs, and the picks are added up here, so that there is no third launch.
 //
 // -D constants: as moe_int4.cu, and CHUNK slabs, STAGES chunks in RING_BYTES, DOWN_BYTES of shared memory
 #include "moe_weights.cuh"
@@ -30,18 +30,16 @@ constexpr i64 MATRIX_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K *
 template <typename S>
 constexpr i64 SCALES_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(Scale));
 
-// Grid (k * tiles, T). beside: as in moe_int4.cu.
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_few_gate_up(
+// Grid k * tiles. beside: as in moe_int4.cu.
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_gate_up(
     const Scalar* __restrict__ x, const i32* __restrict__ expert_ids, const u8* __restrict__ gate_up,
     const u8* __restrict__ gate_up_scale, Scalar* __restrict__ hidden, int beside) {
   using S = UpStage;
   extern __shared__ __align__(128) u8 ring[];
   constexpr int CHUNKS = S::SLABS / CHUNK, CHUNK_BYTES = CHUNK * S::BYTES, FIRST_ROW[1] = {0};
   const int pick = blockIdx.x / S::TILES, tile = blockIdx.x % S::TILES;
-  x += static_cast<i64>(blockIdx.y) * S::K;
   if (!beside) grid_dependency_wait();
-  const int all_picks = blockIdx.y * (gridDim.x / S::TILES) + pick;  // of the rows before, and of this one
-  const u32 id = expert_ids[all_picks], expert = id < NUM_EXPERTS ? id : 0;
+  const u32 id = expert_ids[pick], expert = id < NUM_EXPERTS ? id : 0;
   const bool used = id < NUM_EXPERTS;
   Copies<S> copies;
   copies.find(gate_up + expert * MATRIX_BYTES<S>, gate_up_scale + expert * SCALES_BYTES<S>, tile);
@@ -78,13 +76,13 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_few_gat
   finish<S>(ring, total, 1, [&](int, int feature, float gate, float up) {
     const int f = tile * S::TILE_FEATURES + feature;
     const float silu = __fdividef(gate, 1.0f + expf(-gate));
-    if (used && f < S::FEATURES) hidden[static_cast<i64>(all_picks) * INNER_WIDTH + f] = from_float<Scalar>(silu * up);
+    if (used && f < S::FEATURES) hidden[pick * INNER_WIDTH + f] = from_float<Scalar>(silu * up);
   });
   if (beside) grid_dependency_wait();
 }
 
-// Grid (tiles, T). Ids and weights are older than moe_few_gate_up; hidden and `shared` may still be written.
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_few_down(
+// Grid tiles. Ids and weights are older than moe_row_gate_up; hidden and `shared` may still be written.
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_down(
     const Scalar* hidden, const i32* __restrict__ expert_ids, const float* __restrict__ weights,
     const u8* __restrict__ down, const u8* __restrict__ down_scale, const float* shared, Scalar* __restrict__ out,
     int top_k) {
@@ -93,11 +91,6 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_few_dow
   __shared__ float sums[MOST_PICKS][WARPS][WARP_ROWS];
   __shared__ int picks[MOST_PICKS], experts[MOST_PICKS];
   __shared__ float factors[MOST_PICKS];
-  const i64 row = blockIdx.y;
-  hidden += row * top_k * S::K;
-  expert_ids += row * top_k;
-  weights += row * top_k;
-  out += row * S::FEATURES;
   // The picks that have an expert, in the order of their slots.
   const u32 mine = lane_id() < top_k ? expert_ids[lane_id()] : NUM_EXPERTS;
   const u32 used = __ballot_sync(FULL_MASK, mine < NUM_EXPERTS);
@@ -152,11 +145,11 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_few_dow
   }
   __syncthreads();
   for (int feature = threadIdx.x; feature < S::TILE_FEATURES; feature += THREADS) {
-    const int f = tile * S::TILE_FEATURES + feature, warp = feature / WARP_ROWS * S::K_WARPS;
+    const int f = tile * S::TILE_FEATURES + feature, row = feature % WARP_ROWS;
     if (f >= S::FEATURES) break;
     float sum = 0;
-    for (int n = 0; n < count; ++n) sum = fmaf(factors[n], sums[n][warp][feature % WARP_ROWS], sum);
-    if (shared) sum += shared[row * S::FEATURES + f];
+    for (int n = 0; n < count; ++n) sum = fmaf(factors[n], sums[n][feature / WARP_ROWS * S::K_WARPS][row], sum);
+    if (shared) sum += shared[f];
     out[f] = from_float<Scalar>(sum);
   }
 }
