@@ -18,7 +18,7 @@ def summary_table(launches: pd.DataFrame) -> pd.DataFrame:
         where there is one); and of the counted launches, each alone with cold caches: alone_us, GB_s (bytes to and from
         the memory over that) and tensor_pct (mean over the kernels' time). What is not known is NaN.
     """
-    counted, timed = _counted(launches), stage_shares(launches)
+    counted, timed = _counted(launches), pd.concat([stage_shares(launches), _timed_kernels(launches)])
     timed = timed[timed["mode"] == timed.groupby("case")["mode"].transform("max")]  # graph is the last in the alphabet
     columns = ["case", "mode", "phase", "stage", "launches", "us", "share"]
     found = timed[columns].merge(counted, on=["case", "stage"], how="outer", suffixes=("", "_counted"), sort=False)
@@ -40,6 +40,14 @@ def summary_lines(launches: pd.DataFrame) -> list[str]:
         f" {row.launches:.0f} launches"
         for (case, mode), row in zip(times.groups, times.median().itertuples(), strict=True)
     ]
+
+
+def _timed_kernels(launches: pd.DataFrame) -> pd.DataFrame:
+    """Calls of ops that were timed and not counted: the median of their repetitions."""
+    rows = launches[(launches["subject"] == "kernels") & launches["start_us"].notna()]
+    keys = ["case", "mode", "phase", "stage"]
+    calls = rows.groupby([*keys, "repeat"], sort=False).agg(launches=("position", "size"), us=("duration_us", "sum"))
+    return calls.groupby(keys, sort=False).median().reset_index().assign(share=1.0)
 
 
 def _counted(launches: pd.DataFrame) -> pd.DataFrame:
