@@ -139,7 +139,7 @@ def plot_busy_share(
         ax.plot(share, [place] * len(share), linestyle="none", marker="|", markersize=11, color=theme.BLACK, zorder=3)
         span, gap = rows["span_us"].median(), rows["gap_us"].median()
         launches = int(rows["launches"].median())
-        words = f"{np.median(share):.0%} of {span:,.0f} µs; {launches} launches, gaps {gap:,.0f} µs"
+        words = f"{np.median(share):.1%} of {span:,.0f} µs; {launches} launches, gaps {gap:,.0f} µs"
         ax.annotate(words, (0.0, place - 0.37), xytext=(1, 0), textcoords="offset points", va="center",
                     fontsize=theme.TICK_PT, color=theme.GREY)  # fmt: skip
     names = [f"{theme.wrapped(case, _LABEL_INCHES, theme.TICK_PT)}\n{_MODES[mode]}" for (case, mode), _ in groups]

@@ -133,13 +133,13 @@ def plot_tensor_use(
             words = "not counted" if np.isnan(value) else f"{value:.0f} %"
             ax.annotate(words, (np.nan_to_num(value), place + shift), xytext=(3, 0), textcoords="offset points",
                         va="center", fontsize=theme.CAPTION_PT - 1.0, color=theme.GREY)  # fmt: skip
-    names = [f"{row.kernel}\n{row.share:.1%} of the time, {row.launches} launches" for row in shown.itertuples()]
+    names = [f"{row.kernel}\n{row.us:,.1f} µs in {_launches(row.launches)}" for row in shown.itertuples()]
     ax.set_yticks(range(len(shown)), [theme.drawable(name) for name in names])
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0.0, 112.0)
     theme.style_axes(ax, title=title, xlabel="busy, % of the most that the card sustains", ylabel="", grid="x")
     theme.add_legend(ax, ncols=2, **_ABOVE)
-    more = [f"{rest} more kernels, {kernels['share'][_MOST_KERNELS:].sum():.1%} of the time"] if rest else []
+    more = [f"{rest} more kernels with {kernels['share'][_MOST_KERNELS:].sum():.1%} of the time"] if rest else []
     theme.add_caption(ax, provenance, [*more, *notes])
     return ax
 
@@ -149,6 +149,10 @@ def _check(table: pd.DataFrame, name: str, expected: str) -> None:
         raise ArgumentError(name, expected, "none")
     if table["case"].nunique() > 1:
         raise ArgumentError(name, f"{expected} of one case", ", ".join(table["case"].unique()))
+
+
+def _launches(number: int) -> str:
+    return f"{number} launch{'es' if number != 1 else ''}"
 
 
 def _bytes(count: float) -> str:

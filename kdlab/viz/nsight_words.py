@@ -19,12 +19,13 @@ def round_findings(shares: pd.DataFrame, times: pd.DataFrame) -> str:
         work = rows[rows["phase"] != IDLE]
         phases = work.groupby("phase")["share"].sum().sort_values(ascending=False).head(2)
         largest, idle = work.loc[work["share"].idxmax()], rows[rows["phase"] == IDLE].iloc[0]
-        rounds = times[(times["case"] == case) & (times["mode"] == mode)]
+        spans = times.loc[(times["case"] == case) & (times["mode"] == mode), "span_us"]
         of_phases = ", ".join(f"{phase} {share:.0%}" for phase, share in phases.items())
         lines.append(
-            f"- {case}, {_IN_WORDS[mode]}: **{rows['us'].sum():,.0f} µs** (median of {len(rounds)}), {of_phases}; the "
-            f"largest stage is {largest['stage']} with {largest['share']:.0%}. Nothing runs for "
-            f"**{idle['us']:,.0f} µs** ({idle['share']:.0%}) between {work['launches'].sum()} launches."
+            f"- {case}, {_IN_WORDS[mode]}: **{rows['us'].sum():,.0f} µs** (median of {len(spans)}, {spans.min():,.0f} "
+            f"to {spans.max():,.0f}), {of_phases}; the largest stage is {largest['stage']} with "
+            f"{largest['share']:.0%}. Nothing runs for **{idle['us']:,.0f} µs** ({idle['share']:.1%}) between "
+            f"{work['launches'].sum()} launches."
         )
     return "\n".join(lines)
 

@@ -110,7 +110,7 @@ def test_busy_shares_are_medians_with_a_line_a_round(launches):
     medians = times.assign(share=times["busy_us"] / times["span_us"]).groupby(["case", "mode"], sort=False)["share"]
     assert [bar.get_width() for bar in ax.patches] == pytest.approx(medians.median().to_list())
     assert [len(line.get_xdata()) for line in ax.lines] == [3, 3, 3, 3]
-    assert ax.texts[0].get_text() == "87% of 338 µs; 32 launches, gaps 44 µs"
+    assert ax.texts[0].get_text() == "87.1% of 338 µs; 32 launches, gaps 44 µs"
     png_bytes(ax, 60)
 
 
@@ -159,10 +159,10 @@ def test_names_of_near_marks_do_not_lie_on_each_other(traffic):
 def test_use_of_the_matrix_units_and_the_memory(launches):
     use = kernel_use(launches)
     ax = plot_tensor_use(use, title="Use", provenance=FACTS)
-    assert labels(ax)[0] == "experts_kernel\n40.5% of the time, 2 launches"
+    assert labels(ax)[0] == "experts_kernel\n144.0 µs in 2 launches"
     drawn = [bar.get_width() for bar in ax.patches]
     assert drawn == pytest.approx([*use["tensor_pct"].head(16), *use["dram_pct"].head(16)])
-    assert f"{len(use) - 16} more kernels, 3.0% of the time" in ax.texts[-1].get_text()
+    assert f"{len(use) - 16} more kernels with 3.0% of the time" in ax.texts[-1].get_text()
     ax = plot_tensor_use(use.assign(tensor_pct=np.nan), title="Use")
     assert [text.get_text() for text in ax.texts][:16] == ["not counted"] * 16
     png_bytes(ax, 60)
@@ -190,8 +190,9 @@ def test_nothing_and_several_cases_at_once_are_refused(launches, traffic):
 def test_findings_say_length_phases_gaps_bytes_and_use(launches, traffic):
     words = round_findings(stage_shares(launches), round_times(launches)).split("\n")
     assert len(words) == 4
-    assert words[0].startswith(f"- {WIDE}, as one CUDA graph: **338 µs** (median of 3), verify 74%, draft 9%; ")
-    assert "experts with 35%. Nothing runs for **44 µs** (13%) between 32 launches." in words[0]
+    length = "**338 µs** (median of 3, 310 to 368)"
+    assert words[0].startswith(f"- {WIDE}, as one CUDA graph: {length}, verify 74%, draft 9%; the largest")
+    assert "experts with 35%. Nothing runs for **44 µs** (12.9%) between 32 launches." in words[0]
     use = kernel_use(launches)
     bytes_words, use_words = counter_findings(traffic, use).split("\n")
     assert "0.33 GB" in bytes_words
