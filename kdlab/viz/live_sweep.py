@@ -23,6 +23,8 @@ _END_S = 5.0
 """How long whoever takes the widget away waits for the round that runs."""
 _LOOK_S = 0.05
 """How often who awaits it looks whether it has ended."""
+_WORDS_S = 1.0
+"""How old the time on show may be."""
 _DRAWING_SHARE = 0.1
 """Most of the time that drawing may take from the work."""
 
@@ -65,7 +67,7 @@ class LiveSweep(ipywidgets.VBox):
         self._turns: list[pd.DataFrame] = []
         self._error: BaseException | None = None
         self._asked, self._ended, self._lock = threading.Event(), threading.Event(), threading.Lock()
-        self._begin = self._end = self._next_drawing = 0.0
+        self._begin = self._end = self._next_drawing = self._next_words = 0.0
         self.button = ipywidgets.Button(description="Stop", tooltip="End after the current round; keep what is there")
         self.bar = ipywidgets.IntProgress(0, 0, total, layout={"width": "16em"})
         self.words, self.drawing = ipywidgets.HTML(), FigureImage()
@@ -170,18 +172,23 @@ class LiveSweep(ipywidgets.VBox):
         try:
             for part in parts:
                 if part is not None:
-                    if not isinstance(part, pd.DataFrame):
-                        raise ArgumentError("parts", "tables, and None between them", type(part).__name__)
-                    self._turns.append(part)
-                    self.done = len(self._turns)
-                    self._tell()
-                    if time.monotonic() >= self._next_drawing:
-                        self._draw()
+                    self._take(part)
+                elif time.monotonic() >= self._next_words:
+                    self._tell()  # a turn may be long
                 if self._asked.is_set():
                     break
             self.state = "done" if self.done >= self.total or not self._asked.is_set() else "stopped"
         finally:
             getattr(parts, "close", lambda: None)()
+
+    def _take(self, turn: pd.DataFrame) -> None:
+        if not isinstance(turn, pd.DataFrame):
+            raise ArgumentError("parts", "tables, and None between them", type(turn).__name__)
+        self._turns.append(turn)
+        self.done = len(self._turns)
+        self._tell()
+        if time.monotonic() >= self._next_drawing:
+            self._draw()
 
     def _draw(self) -> None:
         begin = time.monotonic()
@@ -196,6 +203,7 @@ class LiveSweep(ipywidgets.VBox):
         self.bar.value = min(self.done, self.total)
         self.bar.bar_style = {"done": "success", "stopped": "warning", "failed": "danger"}.get(self.state, "")
         self.words.value = f"<span role='status'>{escape(self._sentence())}</span>"
+        self._next_words = time.monotonic() + _WORDS_S
 
     def _sentence(self) -> str:
         spent = (self._end or time.monotonic()) - self._begin

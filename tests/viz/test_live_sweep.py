@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -49,7 +51,8 @@ def until(truth):
     assert truth()
 
 
-def test_turns_update_number_and_curve_in_place_and_print_nothing(work, capsys):
+def test_turns_update_number_and_curve_in_place_and_print_nothing(work, capsys, monkeypatch):
+    monkeypatch.setattr("kdlab.viz.live_sweep._WORDS_S", 0.05)
     live = LiveSweep(work, 6)
     image, before = live.drawing, live.drawing.png
     assert (live.state, live.result.shape) == ("ready", (0, len(COLUMNS)))
@@ -58,6 +61,8 @@ def test_turns_update_number_and_curve_in_place_and_print_nothing(work, capsys):
     until(lambda: live.done == 1 and "1 of 6" in live.words.value)
     assert live.state == "running"
     assert "about" in live.words.value
+    before_words = live.words.value
+    until(lambda: live.words.value != before_words)  # the time goes on within a turn
     assert live.bar.value == 1
     work.go.release(5)
     table = live.wait()
@@ -207,3 +212,23 @@ def test_parts_that_are_no_tables_are_refused_and_leave_a_result():
 def test_a_total_that_is_no_count_is_refused(total):
     with pytest.raises(ArgumentError, match="total"):
         LiveSweep([], total)
+
+
+def test_a_process_that_ends_lets_the_round_end_and_does_not_crash():
+    code = """
+import itertools, time
+from kdlab.viz import LiveSweep
+
+def work():
+    try:
+        for _ in itertools.count():
+            time.sleep(0.01)
+            yield None
+    finally:
+        print("left")
+
+LiveSweep(work(), 3).start()
+time.sleep(0.1)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "left\n", "")
