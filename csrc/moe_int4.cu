@@ -15,6 +15,7 @@
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
 // INNER_WIDTH I | NUM_EXPERTS E | STAGES slabs and, where they fit, partial sums in RING_BYTES of shared memory |
 // BLOCKS_PER_SM, which divides the grid | WARP_ROWS and X_ROWS of moe_weights.cuh
+#include "fresh.cuh"
 #include "moe_weights.cuh"
 
 using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
@@ -235,8 +236,8 @@ extern "C" __global__ __launch_bounds__(THREADS) void moe_sum(
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int s = first + i;
-      used[i] = s < slots && (s >= top_k || static_cast<u32>(expert_ids[row * top_k + s]) < NUM_EXPERTS);
-      weight[i] = s < top_k ? weights[row * top_k + s] : 1.0f;
+      used[i] = s < slots && (s >= top_k || static_cast<u32>(load_fresh(expert_ids + row * top_k + s)) < NUM_EXPERTS);
+      weight[i] = s < top_k ? load_fresh(weights + row * top_k + s) : 1.0f;
     }
     if (first == 0) grid_dependency_wait();  // ids and weights are older than the kernels that this one overlaps
     Vec<float, 4> part[AT_ONCE];

@@ -12,6 +12,7 @@
 // they come while moe_row_gate_up still runs, and the picks are added up here, so that there is no third launch.
 //
 // -D constants: as moe_int4.cu, and CHUNK slabs, STAGES chunks in RING_BYTES, DOWN_BYTES of shared memory
+#include "fresh.cuh"
 #include "moe_weights.cuh"
 
 using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
@@ -39,7 +40,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_gat
   constexpr int CHUNKS = S::SLABS / CHUNK, CHUNK_BYTES = CHUNK * S::BYTES, FIRST_ROW[1] = {0};
   const int pick = blockIdx.x / S::TILES, tile = blockIdx.x % S::TILES;
   if (!beside) grid_dependency_wait();
-  const u32 id = expert_ids[pick], expert = id < NUM_EXPERTS ? id : 0;
+  const u32 id = load_fresh(expert_ids + pick), expert = id < NUM_EXPERTS ? id : 0;
   const bool used = id < NUM_EXPERTS;
   Copies<S> copies;
   copies.find(gate_up + expert * MATRIX_BYTES<S>, gate_up_scale + expert * SCALES_BYTES<S>, tile);
@@ -92,14 +93,14 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_dow
   __shared__ int picks[MOST_PICKS], experts[MOST_PICKS];
   __shared__ float factors[MOST_PICKS];
   // The picks that have an expert, in the order of their slots.
-  const u32 mine = lane_id() < top_k ? expert_ids[lane_id()] : NUM_EXPERTS;
+  const u32 mine = lane_id() < top_k ? load_fresh(expert_ids + lane_id()) : NUM_EXPERTS;
   const u32 used = __ballot_sync(FULL_MASK, mine < NUM_EXPERTS);
   const int count = __popc(used), tile = blockIdx.x;
   if (warp_id() == 0 && mine < NUM_EXPERTS) {
     const int n = __popc(used & ((1u << lane_id()) - 1));
     picks[n] = lane_id();
     experts[n] = mine;
-    factors[n] = weights[lane_id()];
+    factors[n] = load_fresh(weights + lane_id());
   }
   __syncthreads();
   Copies<S> first, copies;
