@@ -119,7 +119,11 @@ def _predictions(page: CostPage) -> str:
         times = [one.us(n, drafts=n > 1, g=_SHOWN_G, streams=1, context=_SHOWN_CONTEXT) / 1e3 for n in (1, 8, 32)]
         kind = "predicted" if gpu.predicted or not cost.fit.measured else "fitted"
         rows.append(
-            {"8 x": name, "": kind, **{f"ms, {n} rows": f"{ms:.1f}" for n, ms in zip((1, 8, 32), times, strict=True)}}
+            {
+                "8 x": name,
+                "": kind,
+                **{"AR, ms" if n == 1 else f"{n} rows": f"{ms:.1f}" for n, ms in zip((1, 8, 32), times, strict=True)},
+            }
         )
     return _markdown(pd.DataFrame(rows))
 

@@ -97,7 +97,10 @@ class Evidence:
         )
 
     def what_ifs(self, *, num_resamples: int = 500) -> dict[str, tuple[str, pd.DataFrame]]:
-        """Return the region under other assumptions: {name: (the assumption in words, of `phases`)}."""
+        """Return the region under other assumptions: {name: (the assumption in words, of `phases`)}.
+
+        Floors are among them only where the region itself does not stand on them.
+        """
         reduce = self.cost.fit.all_reduce
         slow = replace(self.cost.fit, all_reduce=replace(reduce, base_us=SLOW_REDUCE_US, hop_us=0.0))
         now = reduce.us(self.cost.ranks, 0.0)
@@ -106,7 +109,7 @@ class Evidence:
                 f"g lower by {TREES_ALIKE:g} for trees alone",
                 replace(self.cost, trees_alike=TREES_ALIKE),
             ),
-            "Faster kernels": ("every stage at its floor", self.floor),
+            **({"Faster kernels": ("every stage at its floor", self.floor)} if self.cost.fit.measured else {}),
             "Slower collectives": (
                 f"{SLOW_REDUCE_US:g} us for a small all-reduce instead of {now:.1f}",
                 replace(self.cost, fit=slow),
