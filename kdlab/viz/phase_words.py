@@ -83,8 +83,8 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
         "route independently of each other.",
         "Where streams draft different numbers of tokens, a round is taken to verify their mean, packed without "
         "padding: that favours what adapts, adaptive chains among the controls.",
-        "A chain and a tree cost the same at equal rows, but for building the tree; the drafter always runs its whole "
-        "block; rounds wait for no host.",
+        "A chain costs what a tree of as many rows does; the drafter always runs its whole block; rounds wait for no "
+        "host.",
     ]  # fmt: skip
 
 
