@@ -159,7 +159,7 @@ def test_target_logits_that_are_not_finite_end_the_decode(graph, monkeypatch):
     pair = gpu_pair("bundled", "bfloat16")
     original = type(pair.target).head
 
-    def head(self, hidden):
+    def head(self, hidden, *_):
         logits = original(self, hidden)
         return logits * torch.nan if hidden.shape[1] == 17 else logits
 

@@ -41,11 +41,15 @@ class RoundBench:
 
 
 def points() -> list[tuple[Point, bool]]:
-    """Return every point and whether its stages are timed alone: all rows of one stream, few rows of more streams."""
+    """Return every point and whether its stages are timed alone, the most telling ones first: time may run out.
+
+    One stream has all numbers of rows, more streams a few. Long contexts and rows that route independently come last.
+    """
     found = [(Point(rows, 1, context, g), g < 1.0) for context in CONTEXTS for g in ROUTINGS for rows in ROWS]
     more = [Point(rows, streams, context, g) for streams in STREAMS[1:] for context in CONTEXTS[:2]
             for g in ROUTINGS for rows in _FEW_ROWS]  # fmt: skip
-    return found + [(point, point.g < 1.0 and point.context == CONTEXTS[0]) for point in more]
+    found += [(point, point.g < 1.0 and point.context == CONTEXTS[0]) for point in more]
+    return sorted(found, key=lambda each: (each[0].context == CONTEXTS[-1], each[0].g, each[0].context))
 
 
 def rank_points() -> list[tuple[Point, bool]]:
