@@ -205,4 +205,7 @@ class Line:
         """
         if (arm[0], float(arm[1])) not in self.profiles[0].arms:
             return float("nan")
-        return float(np.interp(tokens_per_round, self.places(arm), self.places(), left=np.nan, right=np.nan))
+        places = self.places(arm)
+        if (np.diff(places) <= 0).any():  # this arm puts the kinds in another order: no place, or several
+            return float("nan")
+        return float(np.interp(tokens_per_round, places, self.places(), left=np.nan, right=np.nan))

@@ -200,7 +200,7 @@ def test_the_verdict_comes_with_its_region_its_basis_and_what_would_turn_it(smok
     assert record["times"] == "fitted"
     assert record["conclusion"][0].startswith("Against the best control a tree of one size pays")
     assert len(record["region"]) == 3 * 5
-    assert len(record["conclusion"]) == 5 + 6  # the answer, and what would turn it
+    assert len(record["conclusion"]) == 5 + 7  # the answer, and what would turn it
     assert {row["what"] for row in record["predictions"]} == {"fitted", "predicted"}
     assert any("figure" in row and "Kimi-K2.6" in row["figure"] for row in record["marked points"])
     assert 0.3 < record["exponents of the mini"]["tree"] < 1.0

@@ -79,6 +79,7 @@ def test_a_line_orders_kinds_and_places_figures():
     assert line.place_of(("ddtree", 3), middle.tokens_per_round("ddtree", 3)) == pytest.approx((low + high) / 2)
     assert np.isnan(line.place_of(("chain", 3), high + 0.1))
     assert np.isnan(line.place_of(("chain", 15), high))
+    assert np.isnan(line.place_of(("ar", 0), 1.0)), "AR tells no text from another"
     with pytest.raises(ArgumentError, match="place"):
         line.at(high + 0.1)
 

@@ -38,6 +38,8 @@ SLOW_REDUCE_US = 20.0
 """What a small all-reduce over 8 GPUs may take."""
 SLOW_REDUCE_US = 20.0
 """What a small all-reduce over 8 GPUs may take."""
+OTHER_TEMPERATURE = 1.0
+"""That of Kimi K2.6 with thinking."""
 G = tuple(np.round(np.arange(0.7, 1.001, 0.05), 2).tolist())
 STREAMS, CONTEXTS, NUM_PLACES = (1, 4, 8, 16, 32), (1024, 8192, 32768), 9
 
@@ -115,7 +117,11 @@ class Evidence:
                 replace(self.cost, fit=slow),
             ),
         }
-        return {name: (words, self.phases(cost, num_resamples=num_resamples)) for name, (words, cost) in others.items()}
+        found = {
+            name: (words, self.phases(cost, num_resamples=num_resamples)) for name, (words, cost) in others.items()
+        }
+        other = replace(self, line=_line(self.sweeps, OTHER_TEMPERATURE)).phases(num_resamples=num_resamples)
+        return found | {"Other text": (f"the mini's text drawn at temperature {OTHER_TEMPERATURE:g}", other)}
 
 
 def load_evidence(
