@@ -40,6 +40,11 @@ class CostPage:
         """Of `Evidence.phases`."""
         return self.evidence.phases()
 
+    @cached_property
+    def what_ifs(self) -> dict[str, tuple[str, pd.DataFrame]]:
+        """Of `Evidence.what_ifs`."""
+        return self.evidence.what_ifs()
+
     def fill(self, text: str) -> str:
         """Return a page's text with every marked place written anew.
 
@@ -85,7 +90,7 @@ def _basis(page: CostPage) -> str:
 
 def _turns(page: CostPage) -> str:
     pairs = published_pairs(published_acceptance())
-    return "\n".join(f"- {line}" for line in turning_points(page.phases, page.evidence.what_ifs(), pairs))
+    return "\n".join(f"- {line}" for line in turning_points(page.phases, page.what_ifs, pairs))
 
 
 def _rounds(page: CostPage) -> str:

@@ -7,6 +7,8 @@ hard to easy text, on which a published figure has a place: where the line's own
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -146,14 +148,32 @@ class Yields:
             streams: S.
         """
         times = np.empty_like(self.tokens)
+        for part in self._parts:
+            us = np.array([round_us(number, part.method) for number in part.rows.tolist()])
+            mean = part.shares @ us if streams == 1 else np.interp(part.mean_rows, part.rows, us)
+            times[:, part.chosen] = mean
+        return np.asarray(self.tokens / times)
+
+    @cached_property
+    def _parts(self) -> tuple["_Part", ...]:
+        parts = []
         for method in dict.fromkeys(method for method, _ in self.arms):
             chosen = np.array([name == method for name, _ in self.arms])
             shares = self.shares[:, chosen]
-            rows = self.rows[shares.any(axis=(0, 1))]
-            us = np.array([round_us(number, method) for number in rows.tolist()])
-            part = shares[..., np.isin(self.rows, rows)]
-            times[:, chosen] = part @ us if streams == 1 else np.interp(part @ rows, rows, us)
-        return np.asarray(self.tokens / times)
+            used = shares.any(axis=(0, 1))
+            shares, rows = np.ascontiguousarray(shares[..., used]), self.rows[used]
+            parts.append(_Part(method, chosen, rows, shares, shares @ rows))
+        return tuple(parts)
+
+
+class _Part(NamedTuple):
+    """The arms of one method: which they are, the rows that they verify, [n, A, R] shares and [n, A] mean rows."""
+
+    method: str
+    chosen: np.ndarray
+    rows: np.ndarray
+    shares: np.ndarray
+    mean_rows: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

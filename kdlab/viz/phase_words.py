@@ -95,7 +95,7 @@ def turning_points(
 
     Args:
         phases: as for `answer`.
-        what_ifs: the same under other assumptions, by name, with the assumption in words.
+        what_ifs: the comparison with the best control under other assumptions, by name, with the assumption in words.
         pairs: of `kdlab.study.marks.published_pairs`.
     """
     best = _headline(phases)
@@ -105,7 +105,7 @@ def turning_points(
         f"**How alike K2.6's rows route.** The tree of one size pays at {routing} of the points; K2.6's g is unknown.",
     ]
     for name, (words, table) in what_ifs.items():
-        pays, costs = (f"{_share(_headline(table), call):.0%}" for call in (PAYS, COSTS))
+        pays, costs = (f"{_share(table, call):.0%}" for call in (PAYS, COSTS))
         instead = f"pays at {pays} of the points instead of {_share(best, PAYS):.0%}"
         lines.append(
             f"**{name}.** With {words} it {instead}, and costs at {costs} instead of {_share(best, COSTS):.0%}."

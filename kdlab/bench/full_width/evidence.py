@@ -16,7 +16,7 @@ from kdlab.errors import ArgumentError
 from kdlab.paths import DATA, K26_SHAPES
 from kdlab.study.collectives import MODELLED, fit_all_reduce
 from kdlab.study.compare import check_comparable
-from kdlab.study.phase import RoundCost, phase_table
+from kdlab.study.phase import BEST, COMPARISONS, Rivals, RoundCost, phase_table
 from kdlab.study.profiles import Line, Profile, Workload
 from kdlab.study.recorded_rounds import read_rounds
 from kdlab.study.step_cost import Step, all_reduces
@@ -87,19 +87,26 @@ class Evidence:
         chosen = np.linspace(float(ends[0]), float(ends[-1]), NUM_PLACES).tolist() if places is None else places
         return {place: self.line.at(place) for place in chosen}
 
-    def phases(self, cost: RoundCost | None = None, *, num_resamples: int = 500) -> pd.DataFrame:
+    def phases(
+        self,
+        cost: RoundCost | None = None,
+        *,
+        comparisons: Mapping[str, Rivals] = COMPARISONS,
+        num_resamples: int = 500,
+    ) -> pd.DataFrame:
         """Return the region that the answer is about: every text, G, STREAMS and CONTEXTS, see `phase_table`.
 
         Args:
             cost: of a round; None takes the fitted one.
+            comparisons: which trees against which controls.
             num_resamples: of the intervals.
         """
-        return phase_table(
-            self.works(), cost or self.cost, g=G, streams=STREAMS, contexts=CONTEXTS, num_resamples=num_resamples
-        )
+        grid: dict[str, Any] = {"g": G, "streams": STREAMS, "contexts": CONTEXTS}
+        grid |= {"comparisons": comparisons, "num_resamples": num_resamples}
+        return phase_table(self.works(), cost or self.cost, **grid)
 
     def what_ifs(self, *, num_resamples: int = 500) -> dict[str, tuple[str, pd.DataFrame]]:
-        """Return the region under other assumptions: {name: (the assumption in words, of `phases`)}.
+        """Return the region of BEST under other assumptions: {name: (the assumption in words, of `phases`)}.
 
         Floors are among them only where the region itself does not stand on them.
         """
@@ -117,10 +124,9 @@ class Evidence:
                 replace(self.cost, fit=slow),
             ),
         }
-        found = {
-            name: (words, self.phases(cost, num_resamples=num_resamples)) for name, (words, cost) in others.items()
-        }
-        other = replace(self, line=_line(self.sweeps, OTHER_TEMPERATURE)).phases(num_resamples=num_resamples)
+        asked: dict[str, Any] = {"comparisons": {"best": BEST}, "num_resamples": num_resamples}
+        found = {name: (words, self.phases(cost, **asked)) for name, (words, cost) in others.items()}
+        other = replace(self, line=_line(self.sweeps, OTHER_TEMPERATURE)).phases(**asked)
         return found | {"Other text": (f"the mini's text drawn at temperature {OTHER_TEMPERATURE:g}", other)}
 
 
