@@ -20,7 +20,7 @@ def answer(phases: pd.DataFrame) -> str:
     """
     alike, best, free = (group for _, group in phases.groupby("comparison", sort=False))
     return "\n".join([
-        f"**{_first_sentence(best)}**",
+        f"**{_first_sentence(alike, best)}**",
         "",
         f"- Tree and controls of one size each (all that rounds of one shape can run): {_calls_of(alike)}.",
         "- The tree of one size against the best control, which may cut a chain where the draft is unsure: "
@@ -154,17 +154,17 @@ def _share(phases: pd.DataFrame, call: str) -> float:
     return float((phases["call"] == call).mean())
 
 
-def _first_sentence(best: pd.DataFrame) -> str:
+def _first_sentence(alike: pd.DataFrame, best: pd.DataFrame) -> str:
+    first = f"Against AR and chains of one length a tree pays at {_share(alike, PAYS):.0%} of the points"
+    control = "against the best control, which may cut a chain where the draft is unsure, "
     shares = {int(streams): _share(group, PAYS) for streams, group in best.groupby("streams")}
     yes, no = ([count for count, share in shares.items() if (share > 0) == wanted] for wanted in (True, False))
     if not yes:
-        return f"Against the best control a tree of one size pays nowhere from {no[0]} to {no[-1]} streams."
-    where = ", ".join(
-        f"at {shares[count]:.0%} of the points with {count} stream{'s' if count > 1 else ''}" for count in yes
-    )
+        return f"{first}; {control}nowhere from {no[0]} to {no[-1]} streams."
+    where = ", ".join(f"at {shares[count]:.0%} of those with {count} stream{'s' if count > 1 else ''}" for count in yes)
     most = percent(best.loc[best["call"] == PAYS, "gain"].max())
     rest = f", and nowhere at {', '.join(map(str, no))}" if no else ""
-    return f"Against the best control a tree of one size pays {where} (by up to {most}){rest}."
+    return f"{first}; {control}{where} (by up to {most}){rest}."
 
 
 def _calls_of(phases: pd.DataFrame) -> str:
