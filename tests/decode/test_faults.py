@@ -52,7 +52,7 @@ def test_drafts_that_are_not_finite_cost_depth_and_never_the_text(broken_drafts,
 def test_target_logits_that_are_not_finite_end_the_decode_with_the_place(monkeypatch):
     pair = tiny_pair()
     original = type(pair.target).head
-    monkeypatch.setattr(type(pair.target), "head", lambda self, hidden: original(self, hidden) * torch.nan)
+    monkeypatch.setattr(type(pair.target), "head", lambda self, hidden, *ops: original(self, hidden, *ops) * torch.nan)
     with pytest.raises(KdlabError, match=r"prompt 0.*not finite"):
         kdlab.generate(pair, PROMPT, method="ar")
 
