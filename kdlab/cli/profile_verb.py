@@ -199,7 +199,7 @@ def _let_go() -> None:
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:
-    forms = {"us": ".1f", "share": ".1%", "alone_us": ".1f", "GB_s": ".0f", "tensor_pct": ".1f"}
+    forms = {"launches": ".0f", "us": ".1f", "share": ".1%", "alone_us": ".1f", "GB_s": ".0f", "tensor_pct": ".1f"}
     return {name: "" if value != value else format(value, forms.get(name, "")) for name, value in row.items()}
 
 

@@ -54,8 +54,9 @@ def profile_timeline(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Trace work eagerly and, on a GPU where it can be captured, as a CUDA graph.
 
-    The profiler slows what it watches: a message tells the time of a run with and without it. It cannot work while
-    another tool (ncu, nsys) holds the GPU's profiling interface.
+    The profiler slows what it watches: a message tells the time of a run with and without it, without it from the
+    host's call on, as no more can be seen then. It cannot work while another tool (ncu, nsys) holds the GPU's profiling
+    interface.
 
     Args:
         works: from `kdlab.bench.profiled`, for example.
@@ -107,8 +108,8 @@ def _traced(
             row |= {"source": SOURCE, "mode": mode, "repeat": repeat, **columns_of(work)}
         found.rows += rows
     spans = [max(row["start_us"] + row["duration_us"] for row in rows) for rows in by_repeat.values()]
-    times = f"{statistics.median(spans):.0f} us under the profiler, {plain_us:.0f} us without it"
-    found.messages.append(f"timeline: {work.case}, {mode}: {times}")
+    times = f"{statistics.median(spans):.0f} us from the first launch to the end of the last, watched"
+    found.messages.append(f"timeline: {work.case}, {mode}: {times}; {plain_us:.0f} us from the call on, unwatched")
     return by_repeat
 
 
@@ -131,7 +132,9 @@ def _trace(call: Callable[[], object], times: int, layers: bool) -> list[Event]:
 
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as profiler, observed(mark, without_layers(mark, layers)):
+    # `acc_events` keeps torch from warning of further cycles: there is one.
+    watching = profile(activities=activities, acc_events=True)
+    with watching as profiler, observed(mark, without_layers(mark, layers)):
         for repeat in range(times):
             with mark(f"{_REPEAT}{repeat}"):
                 call()

@@ -54,7 +54,7 @@ def test_a_graph_takes_the_stages_of_the_eager_kernels_in_the_same_order(gpu_tra
     assert graph["stage"].tolist() == ["attention", "", ""] * 2
     assert graph["start_us"].tolist() == [0.0, 3.0, 6.0] * 2
     assert graph["layer"].fillna(-1).tolist() == [1, 1, -1] * 2
-    assert [line.split(" us under")[0] for line in messages] == [
+    assert [line.split(" us from")[0] for line in messages] == [
         "timeline: mini, eager: 11", "timeline: mini, graph: 7",
     ]  # fmt: skip
 
