@@ -43,8 +43,8 @@ METRICS = {
 """Columns of a launch: metrics of Nsight Compute in base units, summed and multiplied. `l2_read` counts sectors of 32
 bytes."""
 MANY_PASSES = ("tensor_flops",)
-"""Columns that make ncu run a kernel more often. Each time it restores the memory of the process: beside a slice of K2.6
-that took most of a second a launch on an H200, and less than a tenth without them."""
+"""Columns that make ncu run a kernel more often. Each time it restores the memory of the process: beside a slice of
+K2.6 that took most of a second a launch on an H200, and less than a tenth without them."""
 
 _RANGES_COLUMN = "Push/Pop_Range"
 _LATE_S = 20.0  # to end the stage under way, and for ncu to write what it has
