@@ -10,13 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from kdlab.errors import ArgumentError
+from kdlab.profiling import PHASES
 from kdlab.viz import theme
 from kdlab.viz.nsight import PHASE_COLOURS
 
 _PHASE_MARKERS = {
     "prefill": "P", "draft": "o", "build": "v", "verify": "s", "accept": "^", "commit": "D", "other": "X",
 }  # fmt: skip
-_MOST_KERNELS = 16
+_MOST_KERNELS, _NAME_CHARS = 16, 28
 _ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "frameon": False, "borderpad": 0.1}
 """Place of a legend beside the title, where no mark can be under it."""
 
@@ -38,6 +39,7 @@ def plot_stage_bytes(
         ArgumentError: no lines.
     """
     _check(traffic, "traffic", "lines of stage_traffic")
+    traffic = traffic.sort_values("phase", key=lambda phases: phases.map(PHASES.index), kind="stable")
     ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.5 + 0.27 * len(traffic)))
     for place, row in enumerate(traffic.to_dict("records")):
         colour, words = PHASE_COLOURS[row["phase"]], "not counted"
@@ -133,7 +135,7 @@ def plot_tensor_use(
             words = "not counted" if np.isnan(value) else f"{value:.0f} %"
             ax.annotate(words, (np.nan_to_num(value), place + shift), xytext=(3, 0), textcoords="offset points",
                         va="center", fontsize=theme.CAPTION_PT - 1.0, color=theme.GREY)  # fmt: skip
-    names = [f"{row.kernel}\n{row.us:,.1f} µs in {_launches(row.launches)}" for row in shown.itertuples()]
+    names = [f"{_short(row.kernel)}\n{row.us:,.1f} µs in {_launches(row.launches)}" for row in shown.itertuples()]
     ax.set_yticks(range(len(shown)), [theme.drawable(name) for name in names])
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0.0, 112.0)
@@ -149,6 +151,11 @@ def _check(table: pd.DataFrame, name: str, expected: str) -> None:
         raise ArgumentError(name, expected, "none")
     if table["case"].nunique() > 1:
         raise ArgumentError(name, f"{expected} of one case", ", ".join(table["case"].unique()))
+
+
+def _short(name: str) -> str:
+    """A kernel's name where it leaves the figure its width: cuBLAS's have forty characters."""
+    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
 
 
 def _launches(number: int) -> str:
@@ -178,18 +185,20 @@ def _draw_roof(ax: Axes, intensity: np.ndarray, rate: np.ndarray, bytes_per_s: f
 
 
 def _label_points(ax: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> None:
-    """Write a name beside each mark, higher or lower where another name or mark has the place to its right."""
+    """Write a name beside each mark, lower or higher where another name or mark has the place to its right."""
     places = ax.transData.transform(np.stack([x, y], axis=1)) * 72.0 / theme.figure_of(ax).dpi
     taken = [(float(left) - 5.0, float(height), 10.0) for left, height in places]
-    for place in np.argsort(x):
+    for place in np.argsort(-y):
         left, height = map(float, places[place])
         width = 5.2 * len(names[place])
-        shifts = [(8.0, 0.0), *((8.0, sign * step) for step in (10.0, 19.0, 28.0) for sign in (1.0, -1.0))]
+        # Down before up, where the roof is; what stands further off has a line to its mark.
+        shifts = [(8.0, step) for step in (0.0, -10.0)] + [(14.0, step) for step in (-20.0, -31.0, -42.0, 20.0, 31.0)]
         free = (shift for shift in shifts if not _hits(taken, left + shift[0], height + shift[1], width))
         shift = next(free, shifts[0])
         taken.append((left + shift[0], height + shift[1], width))
+        leader = {"arrowstyle": "-", "color": theme.GREY, "linewidth": 0.7} if abs(shift[1]) > 10.0 else None
         ax.annotate(theme.drawable(names[place]), (x[place], y[place]), xytext=shift, textcoords="offset points",
-                    va="center", fontsize=theme.TICK_PT, color=theme.BLACK, zorder=5)  # fmt: skip
+                    va="center", fontsize=theme.TICK_PT, color=theme.BLACK, zorder=5, arrowprops=leader)  # fmt: skip
 
 
 def _hits(taken: list[tuple[float, float, float]], left: float, height: float, width: float) -> bool:

@@ -22,7 +22,7 @@ def round_findings(shares: pd.DataFrame, times: pd.DataFrame) -> str:
         spans = times.loc[(times["case"] == case) & (times["mode"] == mode), "span_us"]
         of_phases = ", ".join(f"{phase} {share:.0%}" for phase, share in phases.items())
         lines.append(
-            f"- {case}, {_IN_WORDS[mode]}: **{rows['us'].sum():,.0f} µs** (median of {len(spans)}, {spans.min():,.0f} "
+            f"- {case}, {_IN_WORDS[mode]}: **{rows['us'].sum():,.0f} µs** (of {len(spans)} rounds, {spans.min():,.0f} "
             f"to {spans.max():,.0f}), {of_phases}; the largest stage is {largest['stage']} with "
             f"{largest['share']:.0%}. Nothing runs for **{idle['us']:,.0f} µs** ({idle['share']:.1%}) between "
             f"{work['launches'].sum()} launches."

@@ -190,7 +190,7 @@ def test_nothing_and_several_cases_at_once_are_refused(launches, traffic):
 def test_findings_say_length_phases_gaps_bytes_and_use(launches, traffic):
     words = round_findings(stage_shares(launches), round_times(launches)).split("\n")
     assert len(words) == 4
-    length = "**338 µs** (median of 3, 310 to 368)"
+    length = "**338 µs** (of 3 rounds, 310 to 368)"
     assert words[0].startswith(f"- {WIDE}, as one CUDA graph: {length}, verify 74%, draft 9%; the largest")
     assert "experts with 35%. Nothing runs for **44 µs** (12.9%) between 32 launches." in words[0]
     use = kernel_use(launches)
