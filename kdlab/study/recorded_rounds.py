@@ -18,6 +18,8 @@ OTHER = "other"
 OTHER_STAGE = Stage(OTHER, Cost(0), 1)
 """What a round launches outside of every stage: it moves nothing, and counts as one launch."""
 _KEY = ("rows", "streams", "context", "g", "ranks", "experts", "layers")
+ROWS_AN_EXPERT = 8.0
+"""Rows that an expert's weights are read for at once: above, they are read again, which `step_cost` does not know."""
 _ONE_RUN = ("gpu", "gpu_uuid", "commit", "graph", "impl", "dtype", "driver", "torch")
 
 Key = tuple[Any, ...]
@@ -40,19 +42,34 @@ class WholeTime:
     us: float
     key: Key
 
+    @property
+    def rows(self) -> int:
+        """Verified a stream."""
+        return int(self.key[0])
+
+    @property
+    def streams(self) -> int:
+        """S."""
+        return int(self.key[1])
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedRounds:
-    """What one run measured: stages alone, and whole rounds without collectives."""
+    """What one run measured: stages alone, and whole rounds without collectives.
+
+    Attributes:
+        left_out: whole rounds that ask an expert for more than ROWS_AN_EXPERT rows on average.
+    """
 
     stages: tuple[StageTime, ...]
     wholes: tuple[WholeTime, ...]
+    left_out: int = 0
 
 
 def read_rounds(
     rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8, experts: str = "tp"
 ) -> RecordedRounds:
-    """Read the rounds of one rank's slice.
+    """Read the rounds of one rank's slice, without those that ask an expert for more than ROWS_AN_EXPERT rows.
 
     Args:
         rows: result rows of `kdlab bench round`; those of other ops, ranks or experts are passed over.
@@ -68,10 +85,13 @@ def read_rounds(
               for op, case in zip(rows["op"], cases, strict=True)]  # fmt: skip
     chosen = rows[wanted]
     check_table(chosen, fields=_ONE_RUN)
-    stages, wholes = [], []
+    stages, wholes, left_out = [], [], 0
     for metric, text, us in zip(chosen["metric"], chosen["case"], chosen["value"], strict=True):
         case = json.loads(text)
         key = tuple(case[name] for name in _KEY)
+        if _rows_an_expert(key, target) > ROWS_AN_EXPERT:
+            left_out += metric == "round"
+            continue
         known = _stages_of(key, target, drafter)
         if metric == "round":
             wholes.append(WholeTime(tuple(known.values()), float(us), key))
@@ -82,7 +102,13 @@ def read_rounds(
     for name, found in (("whole rounds", wholes), ("a round's stages", stages)):
         if not found:
             raise ArgumentError("rows", f"times of {name}, {ranks} ranks, {experts}", "none")
-    return RecordedRounds(tuple(stages), tuple(wholes))
+    return RecordedRounds(tuple(stages), tuple(wholes), left_out)
+
+
+def _rows_an_expert(key: Key, target: TargetConfig) -> float:
+    rows, streams, _, g, *_ = key
+    step = Step.routed(target, rows, g, streams=streams)
+    return step.tokens * target.num_experts_per_tok / step.distinct
 
 
 @lru_cache(maxsize=1024)

@@ -4,12 +4,13 @@ A stage takes slope * (the longer of its bytes' and its operations' time) + rest
 launch: a perfect kernel has a slope of 1 and hides the shorter one. The three numbers are fitted to the times of one
 GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that is bytes,
 where weights are all that a stage reads), the others at least 0. A whole round takes scale * the sum of its stages +
-a fixed time, fitted to whole rounds alike: it is not what its stages take alone. Collectives come on top, see
-`collectives`.
+a fixed time, fitted to whole rounds alike: it is not what its stages take alone. What whole rounds are still off by
+depends on the rows of all streams, with or without a drafter, and is put right by that: kernels change their ways with
+rows. Collectives come on top, see `collectives`.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,28 +59,53 @@ class StageFit:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """Measured over fitted, by rows of all streams; in between linear in the logarithm of the rows."""
+
+    rows: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[int, float]]) -> "Correction":
+        """Take the median where several (rows, measured over fitted) have the same rows."""
+        known = sorted({rows for rows, _ in points})
+        medians = [float(np.median([factor for rows, factor in points if rows == one])) for one in known]
+        return cls(tuple(known), tuple(medians))
+
+    def at(self, rows: int) -> float:
+        """Return the factor; beyond both ends that of the end, 1 where nothing was measured."""
+        return float(np.interp(np.log(rows), np.log(self.rows), self.factors)) if self.rows else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RoundFit:
     """How long rounds take.
 
     Attributes:
         stages: by name.
         scale, extra_us: a whole round takes scale * the sum of its stages + extra_us.
-        residuals: (fitted - measured) / measured, a whole round each.
+        residuals: (fitted - measured) / measured, a whole round each, before it is put right.
+        corrections: of rounds without and with a drafter.
+        checked: what each whole round is off by when it is put right by the others alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
+        left_out: recorded rounds that were not fitted, see `recorded_rounds`.
     """
 
     stages: Mapping[str, StageFit]
     scale: float = 1.0
     extra_us: float = 0.0
     residuals: tuple[float, ...] = ()
+    corrections: Mapping[bool, Correction] = field(default_factory=dict)
+    checked: tuple[float, ...] = ()
     all_reduce: AllReduce = MODELLED
     measured: bool = True
+    left_out: int = 0
 
     @property
     def error(self) -> float:
-        """How far a whole round is typically off: the median of its absolute residuals; 0 without any."""
-        return float(np.median(np.abs(self.residuals))) if self.residuals else 0.0
+        """How far a whole round is typically off: the median size of `checked`; 0 where nothing was measured."""
+        return float(np.median(np.abs(self.checked))) if self.checked else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +162,21 @@ def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: A
     sums = np.array([sum(stages[stage.name].us(stage, gpu) for stage in one.stages) for one in recorded.wholes])
     us = np.array([one.us for one in recorded.wholes])
     (scale, extra_us), residuals = _relative_fit(np.stack([sums, np.ones(len(us))], axis=1), us, np.zeros(2))
-    return RoundFit(stages, scale, extra_us, residuals, all_reduce)
+    points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+    for one, off in zip(recorded.wholes, residuals, strict=True):
+        points[one.rows > 1].append((one.rows * one.streams, 1.0 / (1.0 + off)))
+    corrections = {drafts: Correction.of(found) for drafts, found in points.items()}
+    checked = tuple(off for found in points.values() for off in _left_out_errors(found))
+    return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce, left_out=recorded.left_out)
+
+
+def _left_out_errors(points: Sequence[tuple[int, float]]) -> list[float]:
+    """What each point is off by when the others put it right."""
+    found = []
+    for place, (rows, factor) in enumerate(points):
+        others = Correction.of([*points[:place], *points[place + 1 :]])
+        found.append(others.at(rows) / factor - 1.0)
+    return found
 
 
 def floor_fit(target: TargetConfig, drafter: DrafterConfig, all_reduce: AllReduce = MODELLED) -> RoundFit:
@@ -172,7 +212,8 @@ def round_time(
     if missing:
         raise ArgumentError("fit", "every stage of the round", f"none for {', '.join(missing)}")
     times = {stage.name: fit.stages[stage.name].us(stage, gpu) for stage in stages}
-    whole = fit.scale * sum(times.values()) + fit.extra_us
+    right = fit.corrections.get(drafter is not None)
+    whole = (fit.scale * sum(times.values()) + fit.extra_us) * (right.at(step.tokens) if right else 1.0)
     return RoundTime(times, whole, collectives_us(target, drafter, step, gpu, fit.all_reduce), gpu.predicted)
 
 
@@ -186,7 +227,7 @@ def fit_table(fit: RoundFit) -> pd.DataFrame:
 
 
 def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H200) -> pd.DataFrame:
-    """Return every recorded time beside its fit.
+    """Return every recorded time beside its fit, before whole rounds are put right.
 
     Returns:
         rows, streams, context, g, stage ("whole round" for whole ones), measured_us, fitted_us, residual.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from kdlab.study.phase import COSTS, OPEN, PAYS, RoundCost
+from kdlab.study.recorded_rounds import ROWS_AN_EXPERT
 from kdlab.study.step_fit import fit_table
 from kdlab.viz.wording import percent, span_text
 
@@ -66,9 +67,15 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
         whole = table.loc["whole round"]
         stage = table.drop(index="whole round")["residual_median"].median()
         times = (
-            f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: whole rounds off by "
-            f"{whole['residual_median']:.1%} in the median and {whole['residual_worst']:.1%} at worst of "
-            f"{int(whole['points'])}, stages by {stage:.1%} in the median."
+            f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: stages off by "
+            f"{stage:.1%} in the median, {int(whole['points'])} whole rounds by {whole['residual_median']:.1%}, and by "
+            f"{fit.error:.1%} once they are put right by what others of as many rows are off by."
+            + (
+                f" {fit.left_out} rounds that ask an expert for more than {ROWS_AN_EXPERT:g} rows are left out: there "
+                "its weights are read again."
+                if fit.left_out
+                else ""
+            )
         )
     else:
         times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."

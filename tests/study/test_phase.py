@@ -129,7 +129,7 @@ def test_the_grid_is_whole_and_a_fitted_machine_is_not_a_perfect_one():
 
 
 def test_a_fit_that_is_off_leaves_more_open_and_moves_no_gain():
-    off = RoundCost(replace(COST.fit, residuals=(-0.2, 0.3, 0.25)), TARGET, DRAFTER)
+    off = RoundCost(replace(COST.fit, checked=(-0.2, 0.3, 0.25)), TARGET, DRAFTER)
     assert off.fit.error == pytest.approx(0.25)
     grid = {"g": (0.8,), "streams": (1, 8), "contexts": (1024,), "num_resamples": 50}
     sure, unsure = (phase_table({"a": work()}, cost, **grid) for cost in (COST, off))

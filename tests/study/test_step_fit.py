@@ -9,7 +9,7 @@ from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
 from kdlab.study.recorded_rounds import StageTime, read_rounds
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
-from kdlab.study.step_fit import fit_rounds, fit_stages, fit_table, fitted_points, floor_fit, round_time
+from kdlab.study.step_fit import Correction, fit_rounds, fit_stages, fit_table, fitted_points, floor_fit, round_time
 from tests.study import rounds
 from tests.study.k26 import DRAFTER, TARGET
 
@@ -35,6 +35,34 @@ def test_rounds_that_were_not_timed_by_stage_test_the_fit():
     wholes = points[points["stage"] == "whole round"]
     assert (wholes.loc[wholes["g"] == 1.0, "residual"] < -0.05).all()
     assert (wholes.loc[wholes["g"] < 1.0, "residual"] > 0.05).all()
+
+
+def test_what_whole_rounds_are_off_by_is_put_right_by_their_rows():
+    rows = rounds.round_rows()
+    slow = (rows["metric"] == "round") & (rows["rows"] == 8)
+    recorded = read_rounds(rows.assign(value=np.where(slow, 1.3 * rows["value"], rows["value"])), TARGET, DRAFTER)
+    fit = fit_rounds(recorded)
+    assert max(np.abs(fit.residuals)) > 0.1
+    assert fit.error < 0.01
+    for one in recorded.wholes:
+        n, streams, context, g = one.key[:4]
+        found = round_time(fit, TARGET, DRAFTER if n > 1 else None, rounds.step_of(n, streams, context, g)).whole_us
+        assert found == pytest.approx(one.us, rel=0.02)
+
+
+def test_a_correction_is_the_median_and_linear_in_the_logarithm_between_rows():
+    found = Correction.of([(2, 1.0), (8, 1.2), (8, 1.4), (8, 9.0)])
+    assert (found.rows, found.factors) == ((2, 8), (1.0, 1.4))
+    assert found.at(4) == pytest.approx(1.2)
+    assert (found.at(1), found.at(99)) == (1.0, 1.4)
+    assert Correction((), ()).at(5) == 1.0
+
+
+def test_rounds_that_read_experts_again_are_left_out_and_counted():
+    rows = rounds.round_rows(points=[*rounds.POINTS, (65, 8, 1024, 0.8), (65, 32, 1024, 0.8)])
+    fit = fit_rounds(read_rounds(rows, TARGET, DRAFTER))
+    assert (fit.left_out, len(fit.residuals)) == (2, len(rounds.POINTS))
+    assert FIT.left_out == 0
 
 
 def test_residuals_show_a_model_that_does_not_fit():
