@@ -12,7 +12,7 @@ LOCK := requirements-cpu.lock
 NOTEBOOKS := 00_start_here 10_budget_sweep 20_draft_trees 30_kernels 40_nsight 50_experts_and_cost 90_report
 RUNS := $(NOTEBOOKS:%=runs/%.ipynb)
 REPORT := reports/kdlab.html
-PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview
+PICTURES := 00_draft_tree 10_budget_sweep 10_by_rank 30_attention 30_experts 30_overview 40_shares
 COST := 50_verdict 50_fit
 
 ifdef PYTHON
