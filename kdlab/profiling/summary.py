@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kdlab.profiling.launches import PHASES
-from kdlab.profiling.round_tables import round_times, stage_shares
+from kdlab.profiling.round_tables import UNMARKED, round_times, stage_shares
 
 
 def summary_table(launches: pd.DataFrame) -> pd.DataFrame:
@@ -54,9 +54,7 @@ def _counted(launches: pd.DataFrame) -> pd.DataFrame:
     rows = launches[launches["source"] == "ncu"]
     keys = ["case", "mode", "phase", "stage"]
     moved, work = rows["dram_read"] + rows["dram_write"], rows["tensor_pct"] * rows["duration_us"]
-    groups = rows.assign(moved=moved, work=work, stage=rows["stage"].replace("", "outside of stages")).groupby(
-        keys, sort=False
-    )
+    groups = rows.assign(moved=moved, work=work, stage=rows["stage"].replace("", UNMARKED)).groupby(keys, sort=False)
     found = groups.agg(launches=("position", "size"), alone_us=("duration_us", "sum")).reset_index()
     for name in ("moved", "work"):
         found[name] = groups[name].apply(lambda values: values.sum(min_count=len(values))).to_numpy(dtype=float)

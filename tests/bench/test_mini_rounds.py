@@ -78,7 +78,6 @@ def test_the_command_prints_a_line_an_arm_and_saves_the_rows(monkeypatch, tmp_pa
     assert [len(document["rows"]), len(document["verdicts"])] == [14, 2]
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="no rounds of the mini are recorded yet")
 def test_recorded_rounds_hold_every_arm_and_the_goal():
     rows = read_rows(RECORDED)
     assert "H200" in rows["gpu"].iloc[0]

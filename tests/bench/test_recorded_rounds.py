@@ -7,15 +7,11 @@ from kdlab.bench.full_width.table import jumps, point_table, stage_table
 from kdlab.paths import DATA
 
 ROUNDS = DATA / "recorded" / "rounds-h200.parquet"
-recorded = pytest.mark.skipif(not ROUNDS.exists(), reason=f"no {ROUNDS.name} is recorded yet")
-
-
 MANY = "experts of many rows: 28.7 ms for a floor of 15.6 at 264 rows of all streams, 58.4 ms for 16.6 at 520"
 STREAMS = [pytest.param([1], id="one stream"), pytest.param([4, 8, 16, 32], id="more", marks=[
     pytest.mark.xfail(reason=MANY, strict=True, raises=AssertionError)])]  # fmt: skip
 
 
-@recorded
 @pytest.mark.parametrize("streams", STREAMS)
 def test_no_row_count_costs_a_tenth_more_than_its_neighbour_beyond_the_floor(streams):
     points = point_table(read_rows(ROUNDS))
@@ -25,7 +21,6 @@ def test_no_row_count_costs_a_tenth_more_than_its_neighbour_beyond_the_floor(str
     assert found.empty, found.to_string()
 
 
-@recorded
 def test_a_round_that_is_slower_by_half_is_a_jump():
     points = point_table(read_rows(ROUNDS))
     points = points[(points["streams"] == 1) & (points["context"] == 1024)]
@@ -34,7 +29,6 @@ def test_a_round_that_is_slower_by_half_is_a_jump():
     assert len(jumps(points.assign(us=points["us"].where(~last, 1.5 * points["us"])))) == last.sum()
 
 
-@recorded
 def test_every_stage_with_a_floor_was_timed():
     stages = stage_table(read_rows(ROUNDS))
     drafted = stages[stages["rows"] > 1].groupby(["rows", "streams", "context", "g"])["stage"]

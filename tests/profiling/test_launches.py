@@ -1,8 +1,12 @@
 """The table of kernel launches: its columns and types, files that come back as they were, and what is refused."""
 
+import re
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+import kdlab
 from kdlab.bench import write_rows
 from kdlab.errors import SchemaError
 from kdlab.profiling import LAUNCHES_FORMAT, PHASES, launches_frame, load_nsight, phase_of, write_launches
@@ -29,11 +33,6 @@ def test_what_is_not_known_is_empty_and_whole_numbers_stay_whole():
 
 
 def test_every_stage_that_the_code_marks_has_a_phase():
-    import re
-    from pathlib import Path
-
-    import kdlab
-
     files = Path(kdlab.__file__).parent.rglob("*.py")
     marked = {name for path in files for name in re.findall(r"with stage\(\"([^\"]+)\"\)", path.read_text())}
     assert len(marked) > 15

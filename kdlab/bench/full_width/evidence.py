@@ -36,8 +36,6 @@ TREES_ALIKE = 0.05
 """How much lower g may be between rows of a tree than of a chain: about what the mini's are at 8 rows (notebook 50)."""
 SLOW_REDUCE_US = 20.0
 """What a small all-reduce over 8 GPUs may take."""
-SLOW_REDUCE_US = 20.0
-"""What a small all-reduce over 8 GPUs may take."""
 OTHER_TEMPERATURE = 1.0
 """That of Kimi K2.6 with thinking."""
 G = tuple(np.round(np.arange(0.7, 1.001, 0.05), 2).tolist())

@@ -22,7 +22,7 @@ from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
 from kdlab.paths import K26_SHAPES
 from kdlab.provenance import run_provenance
-from kdlab.study.collectives import MODELLED, collectives_us, fit_all_reduce
+from kdlab.study.collectives import MODELLED, AllReduce, collectives_us, fit_all_reduce
 from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
@@ -95,6 +95,7 @@ def bench_round(
     place = Ranks.slice_of(0, ranks, experts) if running is None else running.among(ranks)
     pair = k26_pair(place, layers, device)
     ceilings, before = measure_ceilings(), gpu_state(device)
+    all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
     provenance = run_provenance(
         device=device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
         drafter_sha256=pair.drafter_sha256, ranks=ranks, experts=experts, graph="graph", impl="auto",
@@ -107,7 +108,7 @@ def bench_round(
             messages.append(f"out of time: {len(wanted) - done} points left out, from {point}")
             break
         try:
-            rows += _rows(pair, measure(pair, point, stages=with_stages), ceilings, provenance)
+            rows += _rows(pair, measure(pair, point, stages=with_stages), ceilings, all_reduce, provenance)
         except (torch.OutOfMemoryError, UnsupportedDevice) as error:
             if place.group is not None:  # the others are inside the round
                 raise
@@ -130,7 +131,9 @@ def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
     return random_pair(target, drafter, ranks=ranks, device=device)
 
 
-def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(
+    pair: Pair, found: Measured, ceilings: Ceilings, all_reduce: AllReduce, provenance: dict[str, Any]
+) -> list[dict[str, Any]]:
     config = pair.target.config
     drafter = None if found.point.rows == 1 or pair.drafter is None else pair.drafter.config
     stages = {stage.name: stage for stage in round_stages(config, drafter, found.step)}
@@ -156,7 +159,6 @@ def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str,
         note = "the round without its collectives"
         rows.append(bench_row("round", "slice", "us", case=case, samples=found.alone, note=note, **columns))
     else:
-        all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
         us = collectives_us(config, drafter, found.step, all_reduce=all_reduce)
         note = all_reduce.source(found.step.ranks)
         rows.append(bench_row("round", "collectives", "us", case=case, value=us, note=note, **columns))
@@ -171,4 +173,3 @@ def _rows(pair: Pair, found: Measured, ceilings: Ceilings, provenance: dict[str,
 def _floor_us(stage: Stage, ceilings: Ceilings) -> float:
     rates = {"bytes_per_s": 1e12 * ceilings["read"], "flops_per_s": 1e12 * ceilings["matrix"]}
     return stage.floor_us(**rates, launch_us=LAUNCH_US)
-
