@@ -22,6 +22,7 @@ from kdlab.study.gpus import GPUS, carried_over
 from kdlab.study.marks import published_pairs
 from kdlab.study.phase import RoundCost
 from kdlab.study.published import published_acceptance
+from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.viz.phase_words import answer, assumptions, region_table, turning_points
 
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "docs/ideas-cost.md"))
@@ -94,17 +95,20 @@ def _turns(page: CostPage) -> str:
 
 
 def _rounds(page: CostPage) -> str:
-    cost, rows = page.evidence.cost, []
+    cost, rows, beyond = page.evidence.cost, [], False
     for count in _SHOWN_STREAMS:
-        times = {
-            "AR" if n == 1 else f"{n} rows": cost.us(n, drafts=n > 1, g=_SHOWN_G, streams=count, context=_SHOWN_CONTEXT)
-            for n in _SHOWN_ROWS
-        }
-        rows.append({"streams": count} | {name: f"{us / 1e3:.1f}" for name, us in times.items()})
+        row = {"streams": str(count)}
+        for n in _SHOWN_ROWS:
+            us = cost.us(n, drafts=n > 1, g=_SHOWN_G, streams=count, context=_SHOWN_CONTEXT)
+            again = rows_an_expert(cost.target, n, _SHOWN_G, streams=count) > ROWS_AN_EXPERT
+            row["AR" if n == 1 else f"{n} rows"] = f"{'> ' if again else ''}{us / 1e3:.1f}"
+            beyond |= again
+        rows.append(row)
     words = "fitted" if cost.fit.measured else "every stage at its floor"
+    more = f" `>`: an expert sees more than {ROWS_AN_EXPERT:g} rows, whose weights are read again." if beyond else ""
     return (
         f"Milliseconds of a round, {words}, collectives included: {cost.ranks} ranks, g = {_SHOWN_G:g}, context "
-        f"{_SHOWN_CONTEXT:,}.\n\n{_markdown(pd.DataFrame(rows))}"
+        f"{_SHOWN_CONTEXT:,}.{more}\n\n{_markdown(pd.DataFrame(rows))}"
     )
 
 
@@ -113,7 +117,7 @@ def _fit(page: CostPage) -> str:
         return "No round is recorded yet, so there is no fit to show."
     words = "Recorded times of stages and whole rounds against their fit, and what the fit is off by"
     command = "kdlab run notebooks/50_experts_and_cost.ipynb"
-    return f"![{words}](pictures/50_fit.png)\n\n*Collectives are not in them. Made by `{command}`.*"
+    return f"![{words}](pictures/50_fit.png)\n\n*Collectives are in the hollow stars alone. Made by `{command}`.*"
 
 
 def _predictions(page: CostPage) -> str:

@@ -89,7 +89,7 @@ def read_rounds(
     for metric, text, us in zip(chosen["metric"], chosen["case"], chosen["value"], strict=True):
         case = json.loads(text)
         key = tuple(case[name] for name in _KEY)
-        if _rows_an_expert(key, target) > ROWS_AN_EXPERT:
+        if rows_an_expert(target, key[0], key[3], streams=key[1]) > ROWS_AN_EXPERT:
             left_out += metric == "round"
             continue
         known = _stages_of(key, target, drafter)
@@ -105,8 +105,13 @@ def read_rounds(
     return RecordedRounds(tuple(stages), tuple(wholes), left_out)
 
 
-def _rows_an_expert(key: Key, target: TargetConfig) -> float:
-    rows, streams, _, g, *_ = key
+def rows_an_expert(target: TargetConfig, rows: int, g: float, *, streams: int = 1) -> float:
+    """Return how many rows ask for each distinct expert of a layer, on average.
+
+    Args:
+        target: constants.
+        rows, g, streams: verified a stream, the exponent of routing, and S.
+    """
     step = Step.routed(target, rows, g, streams=streams)
     return step.tokens * target.num_experts_per_tok / step.distinct
 

@@ -70,15 +70,15 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
             f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: stages off by "
             f"{stage:.1%} in the median, {int(whole['points'])} whole rounds by {whole['residual_median']:.1%}, and by "
             f"{fit.error:.1%} once they are put right by what others of as many rows are off by."
-            + (
-                f" {fit.left_out} rounds that ask an expert for more than {ROWS_AN_EXPERT:g} rows are left out: there "
-                "its weights are read again."
-                if fit.left_out
-                else ""
-            )
         )
     else:
         times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."
+    if fit.left_out:
+        times += (
+            f" {fit.left_out} recorded rounds ask an expert for more than {ROWS_AN_EXPERT:g} rows and are left out: "
+            "there its weights are read again, which the fit does not know, so that it favours large trees at many "
+            "streams."
+        )
     return [
         "Acceptance is kimi-k26-mini's, block 8, whose drafter and text are not K2.6's; places between its kinds of "
         "text are mixes of two of them, round by round.",

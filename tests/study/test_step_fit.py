@@ -7,7 +7,7 @@ import pytest
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
-from kdlab.study.recorded_rounds import StageTime, read_rounds
+from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, StageTime, read_rounds, rows_an_expert
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
 from kdlab.study.step_fit import Correction, fit_rounds, fit_stages, fit_table, fitted_points, floor_fit, round_time
 from tests.study import rounds
@@ -63,6 +63,8 @@ def test_rounds_that_read_experts_again_are_left_out_and_counted():
     fit = fit_rounds(read_rounds(rows, TARGET, DRAFTER))
     assert (fit.left_out, len(fit.residuals)) == (2, len(rounds.POINTS))
     assert FIT.left_out == 0
+    assert rows_an_expert(TARGET, 1, 0.8) == pytest.approx(1.0)
+    assert rows_an_expert(TARGET, 65, 0.8, streams=8) > ROWS_AN_EXPERT
 
 
 def test_residuals_show_a_model_that_does_not_fit():
