@@ -1,12 +1,12 @@
 """`kdlab bench round`: a round of Kimi K2.6 at its true shapes; `bench collectives`: what its ranks exchange."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import Progress, print_json, print_table, say
 from kdlab.cli.ranks import add_gpu_option, join_gpus, require_gpus, run_on_ranks
+from kdlab.cli.usage import add_verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kdlab.model.ranks import Ranks
 
 
-def add_bench_round(benchmarks: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `round` and `collectives` to the benchmarks; `add_verb` makes the parser of one."""
+def add_bench_round(benchmarks: Any) -> None:
+    """Add `round` and `collectives` to the benchmarks."""
     examples = """
         kdlab bench round
         kdlab bench round --experts ep

@@ -1,13 +1,13 @@
 """The words of the command line: verbs, options, their help and examples."""
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 from kdlab.cli import bench_round, bench_verbs, doctor, grid_verb, model_verbs, notebook_verbs, report_verb
 from kdlab.cli.profile_verb import add_profile
 from kdlab.cli.ranks import add_rank_options
 from kdlab.cli.trace_verbs import add_traces
+from kdlab.cli.usage import add_group, add_verb, names, numbers
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -50,28 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(verbs)
     _add_record(verbs)
     _add_sweep(verbs)
-    add_traces(verbs, _add_verb)
+    add_traces(verbs)
     _add_bench(verbs)
-    add_profile(verbs, _add_verb)
+    add_profile(verbs)
     _add_run(verbs)
     _add_grid(verbs)
     _add_report(verbs)
-    return parser
-
-
-def _add_verb(
-    verbs: Any, name: str, verb: Callable[[argparse.Namespace], int], text: str, examples: str, notes: str = ""
-) -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=text,
-        description=text,
-        epilog=f"examples:\n{lines}\n\n{notes}".rstrip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(verb=verb, verb_parser=parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser
 
 
@@ -82,7 +66,7 @@ def _add_doctor(verbs: Any) -> None:
         kdlab doctor --json
         kdlab doctor --model Kimi-K2.6 --drafter Kimi-K2.6-DFlash --context 131072
     """
-    parser = _add_verb(verbs, "doctor", doctor.run_doctor, text, examples)
+    parser = add_verb(verbs, "doctor", doctor.run_doctor, text, examples)
     model = "say instead whether this checkpoint fits on the GPUs here, and how many ranks it needs; reads no weights"
     parser.add_argument("--model", metavar="DIR", help=model)
     parser.add_argument("--drafter", metavar="DIR", help="with --model: a DFlash checkpoint directory")
@@ -102,7 +86,7 @@ def _add_generate(verbs: Any) -> None:
         kdlab generate --prompt "Why?" --target DIR --drafter DIR --device cuda --dtype bfloat16 --ranks 8
     """
     text = "Decode prompts and print the text with its tokens per round."
-    parser = _add_verb(verbs, "generate", model_verbs.run_generate, text, examples, PROMPT_FILE)
+    parser = add_verb(verbs, "generate", model_verbs.run_generate, text, examples, PROMPT_FILE)
     _add_model_options(parser)
     parser.add_argument("--method", default="ddtree", help="ar, chain, ddtree or beam (default: %(default)s)")
     budget = "tree nodes without the root; for chain its length, at most the drafter's slots; for beam the most nodes"
@@ -119,7 +103,7 @@ def _add_record(verbs: Any) -> None:
         kdlab record data/prompts/code.jsonl -o field.parquet --top-k 128 --max-new-tokens 200
     """
     text = "Decode prompts once and keep the draft at every position: the draft field, from which `sweep` works."
-    parser = _add_verb(verbs, "record", model_verbs.run_record, text, examples, PROMPT_FILE)
+    parser = add_verb(verbs, "record", model_verbs.run_record, text, examples, PROMPT_FILE)
     _add_model_options(parser)
     parser.add_argument("--top-k", type=int, default=64, help="draft candidates kept a slot (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the Parquet file to write")
@@ -132,7 +116,7 @@ def _add_sweep(verbs: Any) -> None:
         kdlab sweep field.parquet --budgets 7,15,31,100 --truncated --json
     """
     text = "Tokens per round at every budget, from a recorded draft field; no model is run."
-    parser = _add_verb(verbs, "sweep", model_verbs.run_sweep, text, examples)
+    parser = add_verb(verbs, "sweep", model_verbs.run_sweep, text, examples)
     parser.add_argument("field", metavar="FIELD", help="a file that `kdlab record` wrote")
     parser.add_argument(
         "--budgets", default=DEFAULT_BUDGETS, help="numbers and ranges, with commas (default: %(default)s)"
@@ -141,38 +125,37 @@ def _add_sweep(verbs: Any) -> None:
 
 
 def _add_bench(verbs: Any) -> None:
-    text = "Measure this machine's GPU."
-    epilog = "examples:\n  kdlab bench kernels\n  kdlab bench kernels --json"
-    raw = argparse.RawDescriptionHelpFormatter
-    bench = verbs.add_parser("bench", help=text, description=text, epilog=epilog, formatter_class=raw)
-    bench.set_defaults(verb_parser=bench)
-    benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    examples = """
+        kdlab bench kernels
+        kdlab bench kernels --json
+    """
+    benchmarks = add_group(verbs, "bench", "Measure this machine's GPU.", examples, "benchmarks")
     examples = """
         kdlab bench kernels
         kdlab bench kernels --ops verify_attention,moe_int4 --heads 8
         kdlab bench kernels --seconds 300 --out data/recorded/kernels-h200.parquet
     """
     text = "Time the CUDA ops beside their peers at Kimi K2.6's sizes; needs a GPU."
-    parser = _add_verb(benchmarks, "kernels", bench_verbs.run_bench_kernels, text, examples)
+    parser = add_verb(benchmarks, "kernels", bench_verbs.run_bench_kernels, text, examples)
     long = "for all of it; from 120 every case is timed, below it the few that stand for them (default: %(default)s)"
     parser.add_argument("--seconds", type=float, default=25.0, help=long)
-    parser.add_argument("--ops", type=_names, metavar="OP,...", help="(default: all)")
-    parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
+    parser.add_argument("--ops", type=names, metavar="OP,...", help="(default: all)")
+    parser.add_argument("--heads", type=numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
-    bench_round.add_bench_round(benchmarks, _add_verb)
+    bench_round.add_bench_round(benchmarks)
     _add_bench_rounds(benchmarks)
     examples = """
         kdlab bench counters
         kdlab bench counters --out data/recorded/counters-h200.parquet
     """
     text = "Count the bytes that each attention kernel reads, under Nsight Compute (`ncu`); needs a GPU."
-    parser = _add_verb(benchmarks, "counters", bench_verbs.run_bench_counters, text, examples)
+    parser = add_verb(benchmarks, "counters", bench_verbs.run_bench_counters, text, examples)
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
     examples = """
         kdlab bench compare first.parquet second.parquet
     """
     text = "Compare the kernel times of two runs; status 1 when one differs by more than the tolerance."
-    parser = _add_verb(benchmarks, "compare", bench_verbs.run_bench_compare, text, examples)
+    parser = add_verb(benchmarks, "compare", bench_verbs.run_bench_compare, text, examples)
     parser.add_argument("first", metavar="FIRST")
     parser.add_argument("second", metavar="SECOND")
     parser.add_argument("--tolerance", type=float, default=0.05, help="as a share (default: %(default)s)")
@@ -185,20 +168,12 @@ def _add_bench_rounds(benchmarks: Any) -> None:
         kdlab bench rounds --repeats 5 --out data/recorded/rounds-mini-h200.parquet
     """
     text = "Time live rounds of a small pair: AR, chains, trees, and trees with the host's part in them; needs a GPU."
-    parser = _add_verb(benchmarks, "rounds", bench_verbs.run_bench_rounds, text, examples)
+    parser = add_verb(benchmarks, "rounds", bench_verbs.run_bench_rounds, text, examples)
     parser.add_argument("--target", default="bundled", help="a shipped pair (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=10, metavar="N", help="of each kind (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in _names(text)]
 
 
 def _add_run(verbs: Any) -> None:
@@ -209,7 +184,7 @@ def _add_run(verbs: Any) -> None:
         kdlab run notebooks/00_start_here.ipynb --cell-timeout 60 --again
     """
     text = "Execute one notebook with parameters. A finished run with the same inputs is not run again."
-    parser = _add_verb(verbs, "run", notebook_verbs.run_run, text, examples, PLACES)
+    parser = add_verb(verbs, "run", notebook_verbs.run_run, text, examples, PLACES)
     parser.add_argument("notebook", metavar="NOTEBOOK")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
     output = "the executed notebook (default: the clone's runs/<its name>)"
@@ -222,7 +197,7 @@ def _add_run(verbs: Any) -> None:
 
 def _add_grid(verbs: Any) -> None:
     text = "Execute one notebook at many parameter points, side by side, and collect their results in one table."
-    grid_verb.add_grid(_add_verb(verbs, "grid", grid_verb.run_grid_verb, text, grid_verb.EXAMPLES, grid_verb.NOTES))
+    grid_verb.add_grid(add_verb(verbs, "grid", grid_verb.run_grid_verb, text, grid_verb.EXAMPLES, grid_verb.NOTES))
 
 
 def _add_report(verbs: Any) -> None:
@@ -233,12 +208,12 @@ def _add_report(verbs: Any) -> None:
         kdlab report --compare night1 night2 --about drafter_sha256
     """
     text = "Write one self-contained HTML file from executed notebooks, and print their tables and conclusions."
-    parser = _add_verb(verbs, "report", report_verb.run_report, text, examples, REPORTED)
+    parser = add_verb(verbs, "report", report_verb.run_report, text, examples, REPORTED)
     what = "executed notebooks, in the report's order, or one run or grid: the name of its folder in runs/, or a path"
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK|NAME", help=what)
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two named runs, prompt by prompt")
     about = "with --compare: fields that may differ, as the comparison is about them (default: none)"
-    parser.add_argument("--about", type=_names, default=[], metavar="FIELD,...", help=about)
+    parser.add_argument("--about", type=names, default=[], metavar="FIELD,...", help=about)
     output = "(default: reports/kdlab.html; of a named run reports/NAME/report.html)"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
     parser.add_argument("--title", help="(default: kdlab report, or the run's name)")

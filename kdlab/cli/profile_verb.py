@@ -6,11 +6,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import print_json, print_table, say
+from kdlab.cli.usage import add_group, add_verb, names, numbers
 from kdlab.errors import ArgumentError, KdlabError
 
 if TYPE_CHECKING:
@@ -38,14 +39,13 @@ Job = tuple[str, list[dict[str, Any]]]
 """What is done, one of _KINDS, and the arguments of `profiled` for each subject."""
 
 
-def add_profile(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add_profile(verbs: Any) -> None:
     """Add `kdlab profile round` and `kdlab profile kernels` to the parsers of `verbs`."""
-    text = "Profile rounds and kernels, launch by launch."
-    epilog = "examples:\n  kdlab profile round\n  kdlab profile kernels"
-    raw = argparse.RawDescriptionHelpFormatter
-    profile = verbs.add_parser("profile", help=text, description=text, epilog=epilog, formatter_class=raw)
-    profile.set_defaults(verb_parser=profile)
-    subjects = profile.add_subparsers(title="subjects", required=True, metavar="SUBJECT")
+    examples = """
+        kdlab profile round
+        kdlab profile kernels
+    """
+    subjects = add_group(verbs, "profile", "Profile rounds and kernels, launch by launch.", examples, "subjects")
     text = "Where does a round's time go: stages, launch gaps, memory and matrix units."
     _add_round(add_verb(subjects, "round", run_profile_round, text, ROUND_EXAMPLES, NOTES))
     text = "Count what the CUDA ops of `bench kernels` do with memory and matrix units; needs a GPU."
@@ -54,7 +54,7 @@ def add_profile(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) ->
 
 def _add_round(parser: argparse.ArgumentParser) -> None:
     model = "k2.6 (one rank's slice at its true shapes, random weights), shipped pairs, checkpoints"
-    parser.add_argument("--model", type=_words, default="k2.6,bundled", metavar="NAME,...",
+    parser.add_argument("--model", type=names, default="k2.6,bundled", metavar="NAME,...",
                         help=f"{model} (default: %(default)s)")  # fmt: skip
     parser.add_argument("--rows", type=int, default=33, metavar="N", help="verified a stream (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=1, metavar="N", help="(default: %(default)s)")
@@ -70,8 +70,8 @@ def _add_round(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ops", type=_words, metavar="OP,...", help="(default: all)")
-    parser.add_argument("--heads", type=_numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
+    parser.add_argument("--ops", type=names, metavar="OP,...", help="(default: all)")
+    parser.add_argument("--heads", type=numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
     parser.set_defaults(per_layer=False, repeats=1)
     _add_shared(parser, "counters, and the timeline where there are none", 60.0)
 
@@ -201,11 +201,3 @@ def _let_go() -> None:
 def _printed(row: dict[str, Any]) -> dict[str, Any]:
     forms = {"launches": ".0f", "us": ".1f", "share": ".1%", "alone_us": ".1f", "GB_s": ".0f", "tensor_pct": ".1f"}
     return {name: "" if value != value else format(value, forms.get(name, "")) for name, value in row.items()}
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import print_json, print_table
+from kdlab.cli.usage import add_group, add_verb
 from kdlab.errors import ArgumentError, SchemaError
 
 if TYPE_CHECKING:
@@ -18,19 +18,14 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def add_traces(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `traces` and its verbs to the command line; `add_verb` makes the parser of one."""
+def add_traces(verbs: Any) -> None:
+    """Add `traces` and its verbs to the command line."""
     text = "Check and convert traces: rounds or draft fields that other engines measured."
-    epilog = "examples:\n  kdlab traces check rounds.jsonl\n  kdlab traces check field.parquet --json\n\n"
-    epilog += "the format: docs/traces.md"
-    raw = argparse.RawDescriptionHelpFormatter
-    traces = verbs.add_parser("traces", help=text, description=text, epilog=epilog, formatter_class=raw)
-    traces.set_defaults(verb_parser=traces)
-    actions = traces.add_subparsers(title="actions", required=True, metavar="ACTION")
     examples = """
         kdlab traces check rounds.jsonl
         kdlab traces check field.parquet --json
     """
+    actions = add_group(verbs, "traces", text, examples, "actions", "the format: docs/traces.md")
     text = "Print every fault of a trace with its line, or its tokens per round and what it cannot say."
     parser = add_verb(actions, "check", run_traces_check, text, examples)
     parser.add_argument("file", metavar="FILE", help="a .jsonl or .parquet file")

@@ -1,9 +1,10 @@
-"""Command lines read: what a verb does not know is refused with that verb's own usage and the closest name."""
+"""What all verbs share: how they are declared, and read: an unknown option is refused with the verb's own usage."""
 
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -18,6 +19,59 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None)
         verb: argparse.ArgumentParser = arguments.verb_parser
         verb.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(verb, unknown)}")
     return arguments
+
+
+def add_verb(
+    verbs: Any, name: str, verb: Callable[[argparse.Namespace], int], text: str, examples: str, notes: str = ""
+) -> argparse.ArgumentParser:
+    """Add a verb and return its parser.
+
+    Args:
+        verbs: of `add_subparsers` or `add_group`.
+        name: of the verb.
+        verb: is called with what was parsed, and returns the exit status.
+        text: what it does.
+        examples: command lines, one a line.
+        notes: further paragraphs of its help.
+    """
+    parser = _add_parser(verbs, name, text, examples, notes)
+    parser.set_defaults(verb=verb)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    return parser
+
+
+def add_group(verbs: Any, name: str, text: str, examples: str, things: str, notes: str = "") -> Any:
+    """Add a verb that is several, and return what `add_verb` adds them to.
+
+    Args:
+        verbs, name, text, examples, notes: as in `add_verb`.
+        things: what the several are, in the plural.
+    """
+    parser = _add_parser(verbs, name, text, examples, notes)
+    return parser.add_subparsers(title=things, required=True, metavar=things.removesuffix("s").upper())
+
+
+def names(text: str) -> list[str]:
+    """Read an option of names with commas between them."""
+    return [name for name in text.split(",") if name]
+
+
+def numbers(text: str) -> list[int]:
+    """Read an option of whole numbers with commas between them."""
+    return [int(number) for number in names(text)]
+
+
+def _add_parser(verbs: Any, name: str, text: str, examples: str, notes: str) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"examples:\n{lines}\n\n{notes}".rstrip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(verb_parser=parser)
+    return parser
 
 
 def _suggestion(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
