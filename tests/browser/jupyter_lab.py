@@ -13,7 +13,10 @@ import urllib.request
 from pathlib import Path
 
 import matplotlib
+import nbformat
 import pytest
+
+from kdlab.report import read_notebook
 
 # JupyterLab says "idle" before its session is connected; running then would open a dialog.
 CONNECTED = """() => {
@@ -33,6 +36,20 @@ def find_chromium():
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
     return found
+
+
+def cut_notebook(notebook, cell_ids, folder, parameters):
+    """Write some cells of a notebook, the first with other parameters, and a last one that prints "cells done"."""
+    whole = read_notebook(notebook)
+    cells = [cell for cell in whole.cells if cell.id in cell_ids]
+    assert len(cells) == len(cell_ids)
+    given = parameters | {"figures": str(folder), "results": str(folder)}
+    cells[0].source += "".join(f"\n{name} = {value!r}" for name, value in given.items())
+    cells.append(nbformat.v4.new_code_cell('print("cells", "done")', id="done"))
+    path = folder / "notebook" / notebook.name
+    path.parent.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=whole.metadata), path)
+    return path
 
 
 @contextlib.contextmanager

@@ -4,15 +4,13 @@ import io
 import json
 import time
 
-import nbformat
 import numpy as np
 import pytest
 from PIL import Image
 
 import kdlab
-from kdlab.report import read_notebook
 from kdlab.viz.round_drawing import arrange
-from tests.browser.jupyter_lab import MILLISECONDS, ROOT, open_notebook
+from tests.browser.jupyter_lab import MILLISECONDS, ROOT, cut_notebook, open_notebook
 
 NOTEBOOK = ROOT / "notebooks" / "20_draft_trees.ipynb"
 CELLS = ("parameters", "setup", "settings", "explorer", "depth")
@@ -30,14 +28,7 @@ def shortened(folder):
     """Write the notebook's own explorer cells with a small run; its second file of prompts is hostile."""
     prompts = folder / "hostile.jsonl"
     prompts.write_text(json.dumps({"id": "hostile", "kind": "<b>bold</b>", "text": HOSTILE}) + "\n")
-    cells = [cell for cell in read_notebook(NOTEBOOK).cells if cell.id in CELLS]
-    assert len(cells) == len(CELLS)
-    cells[0].source += f"\nsmoke, prompts = True, ['code', {str(prompts)!r}]\nfigures = results = {str(folder)!r}"
-    cells.append(nbformat.v4.new_code_cell('print("cells", "done")', id="done"))
-    path = folder / "notebook" / "explorers.ipynb"
-    path.parent.mkdir()
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=read_notebook(NOTEBOOK).metadata), path)
-    return path
+    return cut_notebook(NOTEBOOK, CELLS, folder, {"smoke": True, "prompts": ["code", str(prompts)]})
 
 
 class Explorer:

@@ -2,7 +2,6 @@
 
 import io
 
-import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,9 +9,8 @@ from PIL import Image
 from kdlab.bench import read_rows, write_rows
 from kdlab.bench.kernels import graph_times, kernel_table
 from kdlab.profiling import write_launches
-from kdlab.report import read_notebook
 from tests.bench.samples import kernel_rows
-from tests.browser.jupyter_lab import MILLISECONDS, ROOT, open_notebook
+from tests.browser.jupyter_lab import MILLISECONDS, ROOT, cut_notebook, open_notebook
 from tests.profiling.rounds import profiled
 
 NOTEBOOK = ROOT / "notebooks" / "30_kernels.ipynb"
@@ -29,15 +27,7 @@ def shortened(folder):
     paths = {name: folder / f"{name}.parquet" for name in ("recorded", "recorded_launches")}
     write_rows(kernel_rows(), paths["recorded"])
     write_launches(profiled(), paths["recorded_launches"])
-    cells = [cell for cell in read_notebook(NOTEBOOK).cells if cell.id in CELLS]
-    assert len(cells) == len(CELLS)
-    cells[0].source += "".join(f"\n{name} = {str(path)!r}" for name, path in paths.items())
-    cells[0].source += f"\nfigures = results = {str(folder)!r}"
-    cells.append(nbformat.v4.new_code_cell('print("cells", "done")', id="done"))
-    path = folder / "notebook" / "kernels.ipynb"
-    path.parent.mkdir()
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=read_notebook(NOTEBOOK).metadata), path)
-    return path
+    return cut_notebook(NOTEBOOK, CELLS, folder, {name: str(path) for name, path in paths.items()})
 
 
 class Explorer:
