@@ -16,10 +16,10 @@ from kdlab.bench import read_rows, write_rows
 from kdlab.bench.kernels import kernel_table, verdict_lines
 from kdlab.cli import main
 from kdlab.errors import ComparisonError
+from kdlab.paths import DATA
 from kdlab.profiling import load_nsight, stage_shares
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
 from kdlab.report.pdf import find_browser
-from tests.notebooks.recorded_files import recorded_launches, recorded_rounds, recorded_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -105,12 +105,9 @@ def test_every_figure_has_a_heading_and_a_name(path):
 def smoke_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
-    own = {"00_start_here": {"prompt": HOSTILE}, "30_kernels": recorded_rows(folder)}
-    own["40_nsight"] = recorded_launches(folder)
-    own["50_experts_and_cost"] = recorded_rounds(folder)
     runs = {}
     for path in NOTEBOOKS:
-        parameters = given | own.get(path.stem, {})
+        parameters = given | ({"prompt": HOSTILE} if path.stem == "00_start_here" else {})
         runs[path.stem] = run_notebook(path, parameters, folder / path.name, timeout_s=300)
     return folder, runs
 
@@ -167,8 +164,7 @@ def test_the_explorer_notebook_keeps_the_rounds_that_it_shows(smoke_runs):
 
 @pytest.mark.notebook
 def test_without_a_gpu_the_kernels_are_drawn_from_recorded_rows_and_every_figure_says_so(smoke_runs):
-    folder, run = smoke_runs[0], smoke_runs[1]["30_kernels"]
-    rows = read_rows(recorded_rows(folder)["recorded"])
+    run, rows = smoke_runs[1]["30_kernels"], read_rows(DATA / "recorded" / "kernels-h200.parquet")
     gpu, verdicts = rows["gpu"].iloc[0], verdict_lines(kernel_table(rows))
     assert run.record["conclusion"] == [f"Kernels, recorded on {gpu}: {verdicts[0]}."]
     assert run.record["missed, the worst ten"] == verdicts[1:11]
@@ -181,8 +177,7 @@ def test_without_a_gpu_the_kernels_are_drawn_from_recorded_rows_and_every_figure
 
 @pytest.mark.notebook
 def test_without_a_gpu_the_rounds_are_drawn_from_recorded_launches_and_every_figure_says_so(smoke_runs):
-    folder, run = smoke_runs[0], smoke_runs[1]["40_nsight"]
-    launches = load_nsight(recorded_launches(folder)["recorded"])
+    run, launches = smoke_runs[1]["40_nsight"], load_nsight()
     gpu, shares = launches["gpu"].iloc[0], stage_shares(launches)
     assert run.record["messages"] == []
     assert len(run.record["stage shares"]) == len(shares)
@@ -274,8 +269,7 @@ def test_the_report_notebook_refuses_runs_that_differ(smoke_runs, tmp_path):
 
 @pytest.mark.notebook
 def test_without_recorded_counters_the_kernel_notebook_says_so_and_goes_on(tmp_path):
-    parameters = recorded_rows(tmp_path)
-    parameters |= {"figures": str(tmp_path), "recorded_counters": str(tmp_path / "none.parquet")}
+    parameters = {"figures": str(tmp_path), "recorded_counters": str(tmp_path / "none.parquet")}
     run = run_notebook(FOLDER / "30_kernels.ipynb", parameters, tmp_path / "out.ipynb", timeout_s=300)
     assert run.record["final"] is True
     assert any("no counters are recorded" in message for message in run.record["messages"])
