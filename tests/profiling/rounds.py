@@ -5,7 +5,7 @@ import pandas as pd
 from kdlab.profiling import launches_frame
 from tests.profiling.samples import launch
 
-WIDE, SMALL, PREFILL = "k2.6 slice 1/8, 2 layers, 33 rows", "mini, 16 rows", "mini, prefill of 64 tokens"
+WIDE, SMALL = "k2.6 slice 1/8, 2 layers, 33 rows", "mini, 16 rows"
 CALL = "verify_attention S=1 N=33 prefix=4096 H=64 (wgmma)"
 _LAYER = (("norms", 2), ("q_a and kv_a", 8), ("q_b", 3), ("latent projections", 4), ("norm_rope", 2), ("attention", 24),
           ("o_proj", 7), ("norms", 2), ("router", 5), ("experts", 60))  # fmt: skip
@@ -57,14 +57,11 @@ def call():
     ]  # fmt: skip
 
 
-def profiled(*, prefill: bool = False) -> pd.DataFrame:
-    """Return three rounds of each case and mode, what was counted of a round and of a call; three prefills if asked."""
+def profiled() -> pd.DataFrame:
+    """Return three rounds of each case and mode, and what was counted of a round and of a call."""
     rows = []
     for repeat in (0, 1, 2):
         for mode in ("graph", "eager"):
             rows += timeline(WIDE, mode, repeat)
             rows += timeline(SMALL, mode, repeat, scale=0.2, gap_us=None if mode == "eager" else 0.3)
-        if prefill:
-            one = timeline(PREFILL, "eager", repeat, scale=2.0)
-            rows += [row | {"phase": "prefill"} for row in one if row["stage"] in dict(_LAYER)]
     return launches_frame([*rows, *counted(WIDE), *call()], PROVENANCE)
