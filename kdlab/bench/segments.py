@@ -20,7 +20,7 @@ import torch
 from kdlab.bench.timing import require_gpu
 from kdlab.errors import KdlabError
 from kdlab.kernels.stage import observed
-from kdlab.study.step_fit import OTHER
+from kdlab.study.recorded_rounds import OTHER
 
 Edge = tuple[int, int, Any]
 """A node, the one that waits for it, and CUDA's data of a programmatic edge, None for a plain one."""

@@ -105,7 +105,11 @@ def _rounds(page: CostPage) -> str:
             beyond |= again
         rows.append(row)
     words = "fitted" if cost.fit.measured else "every stage at its floor"
-    more = f" `>`: an expert sees more than {ROWS_AN_EXPERT:g} rows, whose weights are read again." if beyond else ""
+    more = f" `>`: an expert sees more than {ROWS_AN_EXPERT:g} rows, whose weights are read again" if beyond else ""
+    if beyond and cost.fit.beyond:
+        fewest, most = (1.0 / (1.0 + end(cost.fit.beyond)) for end in (max, min))
+        more += f": recorded rounds there take {fewest:.1f} to {most:.1f} times as long as their fit"
+    more += "." if beyond else ""
     return (
         f"Milliseconds of a round, {words}, collectives included: {cost.ranks} ranks, g = {_SHOWN_G:g}, context "
         f"{_SHOWN_CONTEXT:,}.{more}\n\n{_markdown(pd.DataFrame(rows))}"

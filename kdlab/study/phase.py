@@ -18,6 +18,7 @@ from kdlab.study.best import CONTROLS
 from kdlab.study.bootstrap import percentile_interval
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.profiles import Arm, Workload
+from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.study.step_cost import Step
 from kdlab.study.step_fit import RoundFit, RoundTime, round_time
 
@@ -98,11 +99,15 @@ def arm_speeds(work: Workload, cost: RoundCost, *, g: float, streams: int, conte
     """Divide acceptance by cost, arm by arm.
 
     Returns:
-        method, setting, tokens_per_round and tok_s (all streams).
+        method, setting, tokens_per_round and tok_s (all streams; NaN where an expert sees more rows than in any fitted
+        round, on average ROWS_AN_EXPERT).
     """
     yields = work.yields()
     table = pd.DataFrame(work.arms, columns=["method", "setting"]).assign(tokens_per_round=yields.tokens[0])
-    return table.assign(tok_s=1e6 * streams * yields.speeds(cost.at(g=g, streams=streams, context=context), streams)[0])
+    tok_s = 1e6 * streams * yields.speeds(cost.at(g=g, streams=streams, context=context), streams)[0]
+    mean_rows = np.rint(yields.shares[0] @ yields.rows).astype(int).tolist()
+    seen = np.array([rows_an_expert(cost.target, rows, g, streams=streams) for rows in mean_rows])
+    return table.assign(tok_s=np.where(cost.fit.measured & (seen > ROWS_AN_EXPERT), np.nan, tok_s))
 
 
 def tree_gain(
@@ -198,8 +203,8 @@ def budget_table(
     """Return how many times as fast as AR every tree is, and the best of each other method beside it.
 
     Returns:
-        One row an arm and point: streams, context, arm (a budget, or the name of a method), over_ar (a factor) and best
-        (bool: of the budgets).
+        One row an arm and point: streams, context, arm (a budget, or the name of a method), over_ar (a factor, NaN as
+        in `arm_speeds`) and best (bool: of the budgets).
 
     Raises:
         ArgumentError: the workload has no AR, or no tree.

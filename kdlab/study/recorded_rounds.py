@@ -58,18 +58,18 @@ class RecordedRounds:
     """What one run measured: stages alone, and whole rounds without collectives.
 
     Attributes:
-        left_out: whole rounds that ask an expert for more than ROWS_AN_EXPERT rows on average.
+        beyond: whole rounds that ask an expert for more than ROWS_AN_EXPERT rows on average, no part of the fit.
     """
 
     stages: tuple[StageTime, ...]
     wholes: tuple[WholeTime, ...]
-    left_out: int = 0
+    beyond: tuple[WholeTime, ...] = ()
 
 
 def read_rounds(
     rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8, experts: str = "tp"
 ) -> RecordedRounds:
-    """Read the rounds of one rank's slice, without those that ask an expert for more than ROWS_AN_EXPERT rows.
+    """Read the rounds of one rank's slice, those apart that ask an expert for more than ROWS_AN_EXPERT rows.
 
     Args:
         rows: result rows of `kdlab bench round`; those of other ops, ranks or experts are passed over.
@@ -85,24 +85,25 @@ def read_rounds(
               for op, case in zip(rows["op"], cases, strict=True)]  # fmt: skip
     chosen = rows[wanted]
     check_table(chosen, fields=_ONE_RUN)
-    stages, wholes, left_out = [], [], 0
+    stages: list[StageTime] = []
+    wholes: list[WholeTime] = []
+    beyond: list[WholeTime] = []
     for metric, text, us in zip(chosen["metric"], chosen["case"], chosen["value"], strict=True):
         case = json.loads(text)
         key = tuple(case[name] for name in _KEY)
-        if rows_an_expert(target, key[0], key[3], streams=key[1]) > ROWS_AN_EXPERT:
-            left_out += metric == "round"
-            continue
+        again = rows_an_expert(target, key[0], key[3], streams=key[1]) > ROWS_AN_EXPERT
         known = _stages_of(key, target, drafter)
         if metric == "round":
-            wholes.append(WholeTime(tuple(known.values()), float(us), key))
+            (beyond if again else wholes).append(WholeTime(tuple(known.values()), float(us), key))
         elif metric == "stage":
             if case["stage"] not in known:
                 raise ArgumentError("rows", "stages of the model's rounds", repr(case["stage"]))
-            stages.append(StageTime(known[case["stage"]], float(us), key))
+            if not again:
+                stages.append(StageTime(known[case["stage"]], float(us), key))
     for name, found in (("whole rounds", wholes), ("a round's stages", stages)):
         if not found:
             raise ArgumentError("rows", f"times of {name}, {ranks} ranks, {experts}", "none")
-    return RecordedRounds(tuple(stages), tuple(wholes), left_out)
+    return RecordedRounds(tuple(stages), tuple(wholes), tuple(beyond))
 
 
 def rows_an_expert(target: TargetConfig, rows: int, g: float, *, streams: int = 1) -> float:

@@ -10,7 +10,7 @@ rows. Collectives come on top, see `collectives`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,24 +19,13 @@ from scipy.optimize import nnls
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
-from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, AllReduce, collectives_us
+from kdlab.study.collectives import MODELLED, AllReduce, collectives_us
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.recorded_rounds import OTHER, OTHER_STAGE, RecordedRounds, StageTime
 from kdlab.study.step_cost import LAUNCH_US, Stage, Step, round_stages
 
-__all__ = [
-    "ALL_REDUCE_US",
-    "OTHER",
-    "RoundFit",
-    "RoundTime",
-    "StageFit",
-    "fit_rounds",
-    "fit_stages",
-    "fit_table",
-    "fitted_points",
-    "floor_fit",
-    "round_time",
-]  # fmt: skip
+WHOLE = "whole round"
+"""What tables of stages call the round itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +78,7 @@ class RoundFit:
         checked: what each whole round is off by when it is put right by the others alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
-        left_out: recorded rounds that were not fitted, see `recorded_rounds`.
+        beyond: (fitted - measured) / measured of the recorded rounds that were not fitted, see `recorded_rounds`.
     """
 
     stages: Mapping[str, StageFit]
@@ -100,12 +89,23 @@ class RoundFit:
     checked: tuple[float, ...] = ()
     all_reduce: AllReduce = MODELLED
     measured: bool = True
-    left_out: int = 0
+    beyond: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
         """How far a whole round is typically off: the median size of `checked`; 0 where nothing was measured."""
         return float(np.median(np.abs(self.checked))) if self.checked else 0.0
+
+    def whole_us(self, stages_us: float, tokens: int, *, drafts: bool) -> float:
+        """Return the microseconds of a whole round, put right.
+
+        Args:
+            stages_us: of all its stages together.
+            tokens: rows of all streams.
+            drafts: the drafter runs.
+        """
+        right = self.corrections.get(drafts)
+        return (self.scale * stages_us + self.extra_us) * (right.at(tokens) if right else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,12 @@ def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: A
         points[one.rows > 1].append((one.rows * one.streams, 1.0 / (1.0 + off)))
     corrections = {drafts: Correction.of(found) for drafts, found in points.items()}
     checked = tuple(off for found in points.values() for off in _left_out_errors(found))
-    return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce, left_out=recorded.left_out)
+    fit = RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce)
+    beyond = []
+    for one in recorded.beyond:
+        total = sum(stages[stage.name].us(stage, gpu) for stage in one.stages)
+        beyond.append(fit.whole_us(total, one.rows * one.streams, drafts=one.rows > 1) / one.us - 1.0)
+    return replace(fit, beyond=tuple(beyond))
 
 
 def _left_out_errors(points: Sequence[tuple[int, float]]) -> list[float]:
@@ -212,8 +217,7 @@ def round_time(
     if missing:
         raise ArgumentError("fit", "every stage of the round", f"none for {', '.join(missing)}")
     times = {stage.name: fit.stages[stage.name].us(stage, gpu) for stage in stages}
-    right = fit.corrections.get(drafter is not None)
-    whole = (fit.scale * sum(times.values()) + fit.extra_us) * (right.at(step.tokens) if right else 1.0)
+    whole = fit.whole_us(sum(times.values()), step.tokens, drafts=drafter is not None)
     return RoundTime(times, whole, collectives_us(target, drafter, step, gpu, fit.all_reduce), gpu.predicted)
 
 
@@ -223,21 +227,21 @@ def fit_table(fit: RoundFit) -> pd.DataFrame:
     The last row is of whole rounds: its slope is their scale, its launch_us what they take beside it.
     """
     rows = [_fit_row(name, one.slope, one.rest, one.launch_us, one.residuals) for name, one in fit.stages.items()]
-    return pd.DataFrame([*rows, _fit_row("whole round", fit.scale, 0.0, fit.extra_us, fit.residuals)])
+    return pd.DataFrame([*rows, _fit_row(WHOLE, fit.scale, 0.0, fit.extra_us, fit.residuals)])
 
 
 def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H200) -> pd.DataFrame:
     """Return every recorded time beside its fit, before whole rounds are put right.
 
     Returns:
-        rows, streams, context, g, stage ("whole round" for whole ones), measured_us, fitted_us, residual.
+        rows, streams, context, g, stage (WHOLE for whole ones), measured_us, fitted_us, residual.
     """
     found = []
     for point in recorded.stages:
         found.append((*point.key[:4], point.stage.name, point.us, fit.stages[point.stage.name].us(point.stage, gpu)))
     for one in recorded.wholes:
         total = sum(fit.stages[stage.name].us(stage, gpu) for stage in one.stages)
-        found.append((*one.key[:4], "whole round", one.us, fit.scale * total + fit.extra_us))
+        found.append((*one.key[:4], WHOLE, one.us, fit.scale * total + fit.extra_us))
     names = ["rows", "streams", "context", "g", "stage", "measured_us", "fitted_us"]
     return pd.DataFrame(found, columns=names).assign(residual=lambda t: t["fitted_us"] / t["measured_us"] - 1.0)
 

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from kdlab.errors import ArgumentError
 from kdlab.study.phase import OPEN
 from kdlab.viz import theme
+from kdlab.viz.wording import beyond_notes, streams_text
 
 _SPAN = 0.15
 """Gain at which the colour ends: what is above is as blue."""
@@ -60,7 +61,7 @@ def plot_regions(
         panel = phases[(phases[rows] == kinds[row]) & (phases["streams"] == streams[column])]
         _draw_region(ax, panel)
         entries |= _draw_marks(ax, marks, sorted(panel["g"].unique()))
-        words = f"{streams[column]} stream{'s' if streams[column] != 1 else ''}" if row == 0 else ""
+        words = streams_text(streams[column]) if row == 0 else ""
         name = f"context {kinds[row]:,}" if rows == "context" else str(kinds[row]).replace(", ", ",\n")
         theme.style_axes(ax, title=words, xlabel="", ylabel=f"{name}\nrouting g" if column == 0 else "", grid="none")
         ax.yaxis.label.set_fontsize(theme.TICK_PT)
@@ -97,7 +98,8 @@ def plot_budget_phase(
         for (row, column), factor in np.ndenumerate(factors.to_numpy()):
             colour = "white" if abs(np.log(factor)) > 0.7 * _LOG_SPAN else theme.BLACK
             frame = {"boxstyle": "square,pad=0.12", "facecolor": "none", "edgecolor": colour}
-            ax.text(column, row, f"{factor:.2f}", ha="center", va="center", fontsize=theme.TICK_PT - 1.5, color=colour,
+            words = "" if np.isnan(factor) else f"{factor:.2f}"
+            ax.text(column, row, words, ha="center", va="center", fontsize=theme.TICK_PT - 1.5, color=colour,
                     bbox=frame if best.iat[row, column] else None)  # fmt: skip
         ax.axhline(len(order) - sum(map(str.isdigit, order)) - 0.5, color=theme.BLACK, linewidth=1.2)
         ax.set_xticks(range(len(factors.columns)), [str(count) for count in factors.columns])
@@ -107,7 +109,7 @@ def plot_budget_phase(
             grid="none",
         )  # fmt: skip
     theme.add_figure_heading(figure, title, {}, num_columns=1)
-    theme.add_figure_caption(figure, provenance, notes)
+    theme.add_figure_caption(figure, provenance, [*beyond_notes(table["over_ar"]), *notes])
     return figure
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 
 from kdlab.study.phase import COSTS, OPEN, PAYS, RoundCost
 from kdlab.study.recorded_rounds import ROWS_AN_EXPERT
-from kdlab.study.step_fit import fit_table
-from kdlab.viz.wording import percent, span_text
+from kdlab.study.step_fit import WHOLE, fit_table
+from kdlab.viz.wording import percent, span_text, streams_text
 
 _MOST = 0.9  # of the points: nearly all
 
@@ -64,8 +64,8 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
     fit = cost.fit
     if fit.measured:
         table = fit_table(fit).set_index("stage")
-        whole = table.loc["whole round"]
-        stage = table.drop(index="whole round")["residual_median"].median()
+        whole = table.loc[WHOLE]
+        stage = table.drop(index=WHOLE)["residual_median"].median()
         times = (
             f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: stages off by "
             f"{stage:.1%} in the median, {int(whole['points'])} whole rounds by {whole['residual_median']:.1%}, and by "
@@ -73,11 +73,11 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
         )
     else:
         times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."
-    if fit.left_out:
+    if fit.beyond:
         times += (
-            f" {fit.left_out} recorded rounds ask an expert for more than {ROWS_AN_EXPERT:g} rows and are left out: "
-            "there its weights are read again, which the fit does not know, so that it favours large trees at many "
-            "streams."
+            f" {len(fit.beyond)} recorded rounds ask an expert for more than {ROWS_AN_EXPERT:g} rows and are left out: "
+            f"there its weights are read again, the fit is off by {span_text(max(fit.beyond), min(fit.beyond))}, so it "
+            "favours large trees at many streams."
         )
     return [
         "Acceptance is kimi-k26-mini's, block 8, whose drafter and text are not K2.6's; places between its kinds of "
@@ -168,7 +168,7 @@ def _first_sentence(alike: pd.DataFrame, best: pd.DataFrame) -> str:
     yes, no = ([count for count, share in shares.items() if (share > 0) == wanted] for wanted in (True, False))
     if not yes:
         return f"{first}; {control}nowhere from {no[0]} to {no[-1]} streams."
-    where = ", ".join(f"at {shares[count]:.0%} of those with {count} stream{'s' if count > 1 else ''}" for count in yes)
+    where = ", ".join(f"at {shares[count]:.0%} of those with {streams_text(count)}" for count in yes)
     most = percent(best.loc[best["call"] == PAYS, "gain"].max())
     rest = f", and nowhere at {', '.join(map(str, no))}" if no else ""
     return f"{first}; {control}{where} (by up to {most}){rest}."

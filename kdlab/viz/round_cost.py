@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kdlab.errors import ArgumentError
+from kdlab.study.step_fit import WHOLE
 from kdlab.viz import theme
+from kdlab.viz.wording import beyond_notes, streams_text
 
-WHOLE = "whole round"
 _NAMED_STAGES = 6
 _BAND = 0.1
 
@@ -85,7 +86,8 @@ def plot_speed_panels(
         )  # fmt: skip
         ax.title.set_fontsize(theme.LABEL_PT)
     theme.add_figure_heading(figure, title, entries, num_columns=5)
-    theme.add_figure_caption(figure, provenance, notes)
+    missing = beyond_notes(pd.concat([table["tok_s"] for table in speeds.values()]))
+    theme.add_figure_caption(figure, provenance, [*missing, *notes])
     return figure
 
 
@@ -118,8 +120,7 @@ def plot_gpus(
                 ax.plot(ends, [y, y], color=colour, linewidth=1.4)
                 mark = ax.plot(marks, [y] * 3, linestyle="none", marker="o", color=colour, markerfacecolor=fill)[0]
                 entries.setdefault(comparison, mark)
-        words = f"{count} stream{'s' if count != 1 else ''}"
-        theme.style_axes(ax, title=words, xlabel="gain, % (lowest, median, highest)", ylabel="", grid="x")
+        theme.style_axes(ax, title=streams_text(count), xlabel="gain, % (lowest, median, highest)", ylabel="", grid="x")
     labels = [name if name in measured else f"{name},\npredicted" for name in phases]
     axes[0].set_yticks(range(len(phases)), labels)
     axes[0].invert_yaxis()

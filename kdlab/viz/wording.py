@@ -1,8 +1,11 @@
 """How margins are written, the same in titles and in findings."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kdlab.study import BestBudget
+from kdlab.study.recorded_rounds import ROWS_AN_EXPERT
 from kdlab.viz.arms import arm_label
 
 
@@ -25,6 +28,17 @@ def span_text(low: float, high: float) -> str:
 def prompts_text(num_prompts: int) -> str:
     """Write a number of prompts."""
     return f"{num_prompts} prompt{'s' if num_prompts != 1 else ''}"
+
+
+def streams_text(num_streams: int) -> str:
+    """Write a number of streams."""
+    return f"{num_streams} stream{'s' if num_streams != 1 else ''}"
+
+
+def beyond_notes(speeds: Iterable[float]) -> list[str]:
+    """Say why speeds are missing, where some are: of `kdlab.study.phase.arm_speeds`, or what follows from them."""
+    words = f"left out: rounds in which an expert sees more than {ROWS_AN_EXPERT:g} rows, beyond those that were fitted"
+    return [words] if np.isnan(list(speeds)).any() else []
 
 
 def margin_text(margin: float, control: str) -> str:

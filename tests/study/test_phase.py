@@ -56,6 +56,19 @@ def test_speed_is_tokens_over_time_of_all_streams():
     assert (eight["tok_s"] > one["tok_s"]).all()
 
 
+def test_rounds_beyond_the_fitted_ones_have_no_speed():
+    crowd = {"g": 1.0, "streams": 32, "context": 1024}  # 32 rows of each ask an expert for more than 8 rows
+    speeds, floors = (
+        arm_speeds(work(), cost, **crowd).set_index(["method", "setting"])["tok_s"]
+        for cost in (COST, RoundCost(floor_fit(TARGET, DRAFTER), TARGET, DRAFTER))
+    )
+    assert [arm for arm in ARMS if np.isnan(speeds[arm])] == [("ddtree", 31.0)]
+    assert floors.notna().all()
+    table = budget_table(work(), COST, g=1.0, streams=(32,), contexts=(1024,)).set_index("arm")
+    assert table["over_ar"].isna().tolist() == (table.index == "31").tolist()
+    assert table.loc[table["best"]].index.tolist() == ["7"]
+
+
 def test_ar_runs_no_drafter():
     assert COST.us(1, drafts=False, **POINT) < COST.us(1, drafts=True, **POINT)
 

@@ -9,7 +9,16 @@ from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
 from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, StageTime, read_rounds, rows_an_expert
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
-from kdlab.study.step_fit import Correction, fit_rounds, fit_stages, fit_table, fitted_points, floor_fit, round_time
+from kdlab.study.step_fit import (
+    WHOLE,
+    Correction,
+    fit_rounds,
+    fit_stages,
+    fit_table,
+    fitted_points,
+    floor_fit,
+    round_time,
+)  # fmt: skip
 from tests.study import rounds
 from tests.study.k26 import DRAFTER, TARGET
 
@@ -32,7 +41,7 @@ def test_rounds_that_were_not_timed_by_stage_test_the_fit():
     wrong = rows.assign(value=np.where(rows["case"].str.contains('"g": 1.0'), 1.2 * rows["value"], rows["value"]))
     recorded = read_rounds(wrong, TARGET, DRAFTER)
     points = fitted_points(recorded, fit_rounds(recorded))
-    wholes = points[points["stage"] == "whole round"]
+    wholes = points[points["stage"] == WHOLE]
     assert (wholes.loc[wholes["g"] == 1.0, "residual"] < -0.05).all()
     assert (wholes.loc[wholes["g"] < 1.0, "residual"] > 0.05).all()
 
@@ -58,11 +67,14 @@ def test_a_correction_is_the_median_and_linear_in_the_logarithm_between_rows():
     assert Correction((), ()).at(5) == 1.0
 
 
-def test_rounds_that_read_experts_again_are_left_out_and_counted():
+def test_rounds_that_read_experts_again_are_no_part_of_the_fit_and_held_against_it():
     rows = rounds.round_rows(points=[*rounds.POINTS, (65, 8, 1024, 0.8), (65, 32, 1024, 0.8)])
+    slow = (rows["metric"] == "round") & (rows["rows"] * rows["streams"] == 65 * 32)
+    rows = rows.assign(value=np.where(slow, 2.0 * rows["value"], rows["value"]))
     fit = fit_rounds(read_rounds(rows, TARGET, DRAFTER))
-    assert (fit.left_out, len(fit.residuals)) == (2, len(rounds.POINTS))
-    assert FIT.left_out == 0
+    assert fit.beyond == pytest.approx((0.0, -0.5), abs=0.01)
+    assert (fit.scale, len(fit.residuals)) == (pytest.approx(FIT.scale), len(rounds.POINTS))
+    assert FIT.beyond == ()
     assert rows_an_expert(TARGET, 1, 0.8) == pytest.approx(1.0)
     assert rows_an_expert(TARGET, 65, 0.8, streams=8) > ROWS_AN_EXPERT
 
@@ -72,7 +84,7 @@ def test_residuals_show_a_model_that_does_not_fit():
     table = fit_table(fit).set_index("stage")
     assert 0.02 < table.loc["experts", "residual_median"] < 0.3
     assert table.loc["experts", "points"] == sum(g < 1.0 for *_, g in rounds.POINTS)
-    assert table.loc["whole round", "points"] == len(rounds.POINTS)
+    assert table.loc[WHOLE, "points"] == len(rounds.POINTS)
 
 
 def test_no_kernel_beats_its_bytes_so_that_weights_are_not_taken_for_launches():

@@ -55,6 +55,11 @@ def test_budgets_stand_above_the_other_methods_and_the_best_is_framed():
     assert sum(text.get_bbox_patch() is not None for text in ax.texts) == 2
     assert [text.get_text() for text in ax.texts if text.get_position() == (0, 3)] == ["1.10"]
     theme.png_bytes(figure, 60)
+    missing = pd.DataFrame(rows, columns=["streams", "context", "arm", "over_ar", "best"])
+    missing.loc[1, "over_ar"] = np.nan
+    figure = plot_budget_phase(missing)
+    assert [text.get_text() for text in figure.axes[0].texts if text.get_position() == (0, 3)] == [""]
+    assert "left out: rounds in which an expert sees more than 8 rows" in figure.get_supxlabel()
 
 
 def test_the_answer_is_that_of_the_best_control_and_names_the_streams():

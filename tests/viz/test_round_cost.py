@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from kdlab.errors import ArgumentError
+from kdlab.study.step_fit import WHOLE
 from kdlab.viz import theme
-from kdlab.viz.round_cost import WHOLE, plot_gpus, plot_round_fit, plot_speed_panels
+from kdlab.viz.round_cost import plot_gpus, plot_round_fit, plot_speed_panels
 
 NAMES = ["stage", "measured_us", "fitted_us", "residual"]
 
