@@ -14,11 +14,11 @@ import torch
 import yaml
 
 from kdlab.bench import read_rows
-from kdlab.bench.kernels import page
 from kdlab.cli.parser import make_parser
 from kdlab.kernels.jit import PORTABLE, Build, compile_all
 from kdlab.kernels.jit import build as jit_build
 from kdlab.paths import CSRC
+from kdlab.report import kernel_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(ROOT.glob("docs/*.md"))
@@ -102,21 +102,21 @@ def test_links_of_pages_outside_docs_lead_somewhere(name):
 
 
 def test_kernel_times_are_those_of_the_recorded_file(tmp_path, capsys):
-    rows = read_rows(page.ROWS)
-    for path in page.PAGES:
+    rows = read_rows(kernel_page.ROWS)
+    for path in kernel_page.PAGES:
         text = path.read_text(encoding="utf-8")
-        assert text == page.fill(text, rows), "python -m kdlab.bench.kernels.page writes them anew"
+        assert text == kernel_page.fill(text, rows), "python -m kdlab.report.kernel_page writes them anew"
         assert "<!-- kernels: " in text
         assert len(re.findall("<!-- (kernels|cost): ", text)) == text.count("<!-- end -->")
     typed = text.replace(" to ", " or ", 1)
-    assert page.fill(typed, rows) != typed
+    assert kernel_page.fill(typed, rows) != typed
     copy = tmp_path / "page.md"
     copy.write_text(typed, encoding="utf-8")
-    assert page.main([str(copy)]) == 0
+    assert kernel_page.main([str(copy)]) == 0
     assert copy.read_text(encoding="utf-8") == text
     assert "written" in capsys.readouterr().out
     with pytest.raises(ValueError, match="place"):
-        page.fill("<!-- kernels: none -->\n<!-- end -->", rows)
+        kernel_page.fill("<!-- kernels: none -->\n<!-- end -->", rows)
 
 
 @pytest.fixture

@@ -1,23 +1,21 @@
-"""`python -m kdlab.report.cost_page`: writes whether a tree pays on Kimi K2.6 into the pages that say so.
+"""`python -m kdlab.report.cost_page`: writes whether a tree pays on Kimi K2.6 into the marked places of the pages.
 
-A page marks each place by `<!-- cost: NAME -->` and `<!-- end -->` on lines of their own; what stands between them is
-made here from the recorded rounds and the recorded acceptance, so that no number is typed. `make cost` runs notebook 50
-first, whose figures the pages show.
+What stands there comes from the recorded rounds and the recorded acceptance. `make cost` runs notebook 50 first, whose
+figures the pages show.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pandas as pd
 
 from kdlab.bench.full_width.evidence import Evidence, load_evidence
-from kdlab.errors import ArgumentError
 from kdlab.paths import REPOSITORY
+from kdlab.report.marked_places import fill_places, markdown_table, write_pages
 from kdlab.study.gpus import GPUS, carried_over
 from kdlab.study.marks import published_pairs
 from kdlab.study.phase import RoundCost
@@ -26,7 +24,6 @@ from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.viz.phase_words import answer, assumptions, region_table, turning_points
 
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "docs/ideas-cost.md"))
-_PLACE = re.compile(r"^<!-- cost: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _SHOWN_ROWS, _SHOWN_STREAMS, _SHOWN_CONTEXT, _SHOWN_G = (1, 8, 16, 32, 64), (1, 8, 32), 8192, 0.8
 
 
@@ -52,14 +49,7 @@ class CostPage:
         Raises:
             ArgumentError: a place has an unknown name.
         """
-
-        def written(place: re.Match[str]) -> str:
-            name = place[1]
-            if name not in _BLOCKS:
-                raise ArgumentError("place", f"one of {', '.join(_BLOCKS)}", name)
-            return f"<!-- cost: {name} -->\n{_BLOCKS[name](self)}\n<!-- end -->"
-
-        return _PLACE.sub(written, text)
+        return fill_places(text, "cost", {name: partial(make, self) for name, make in _MAKERS.items()})
 
 
 def _source(page: CostPage) -> str:
@@ -142,11 +132,10 @@ def _predictions(page: CostPage) -> str:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    lines = [table.columns.tolist(), ["---"] * len(table.columns), *table.astype(str).to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(table.columns.tolist(), table.astype(str).to_numpy().tolist())
 
 
-_BLOCKS: dict[str, Callable[[CostPage], str]] = {
+_MAKERS: dict[str, Callable[[CostPage], str]] = {
     "verdict": _verdict, "answer": _answer, "region": _region, "basis": _basis, "turns": _turns, "rounds": _rounds,
     "fit": _fit, "predictions": _predictions,
 }  # fmt: skip
@@ -158,13 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kdlab.report.cost_page", description=text)
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     options = parser.parse_args(arguments)
-    page = CostPage(load_evidence())
-    for path in options.pages:
-        old = path.read_text(encoding="utf-8")
-        new = page.fill(old)
-        if new != old:
-            path.write_text(new, encoding="utf-8")
-        print(f"{path}: {'written' if new != old else 'as it was'}")
+    write_pages(CostPage(load_evidence()).fill, options.pages)
     return 0
 
 

@@ -1,14 +1,10 @@
-"""`python -m kdlab.bench.kernels.page`: writes the recorded kernel times into the pages that quote them.
-
-A page marks each place by `<!-- kernels: NAME -->` and `<!-- end -->` on lines of their own; what stands between them
-is made here, from the recorded rows, so that no number is typed.
-"""
+"""`python -m kdlab.report.kernel_page`: writes the recorded kernel times into the marked places of the pages."""
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +13,7 @@ from kdlab.bench.kernels.table import MET, graph_times, kernel_table, with_other
 from kdlab.bench.rows import read_rows
 from kdlab.errors import ArgumentError
 from kdlab.paths import DATA, REPOSITORY
+from kdlab.report.marked_places import fill_places, markdown_table, write_pages
 
 ROWS = DATA / "recorded" / "kernels-h200.parquet"
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "docs/kernels.md", "docs/kernel-times.md"))
@@ -40,7 +37,6 @@ SELECTED = (
 )
 _MAIN_ARMS = ("wgmma", "cuda")
 _SMALL_US = 20
-_PLACE = re.compile(r"^<!-- kernels: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _SOURCES = ("gpu", "started_utc", "commit", "driver", "torch")
 
 
@@ -51,14 +47,7 @@ def fill(text: str, rows: pd.DataFrame) -> str:
         ArgumentError: a place has an unknown name, or the rows lack a case that it shows.
     """
     table = graph_times(kernel_table(rows))
-
-    def written(place: re.Match[str]) -> str:
-        name = place[1]
-        if name not in _BLOCKS:
-            raise ArgumentError("place", f"one of {', '.join(_BLOCKS)}", name)
-        return f"<!-- kernels: {name} -->\n{_BLOCKS[name](rows, table)}\n<!-- end -->"
-
-    return _PLACE.sub(written, text)
+    return fill_places(text, "kernels", {name: partial(make, rows, table) for name, make in _MAKERS.items()})
 
 
 def _source(rows: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -80,7 +69,8 @@ def _goals(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     judged = table[table["verdict"].notna()]
     counts = judged.assign(met=judged["verdict"] == MET).groupby("op", sort=False)["met"].agg(["sum", "count"])
     body = [[f"`{op}`", str(met), str(count)] for op, met, count in counts.itertuples()]
-    return _markdown(["op", "goals met", "of"], [*body, ["all", str(counts["sum"].sum()), str(counts["count"].sum())]])
+    total = ["all", str(counts["sum"].sum()), str(counts["count"].sum())]
+    return markdown_table(["op", "goals met", "of"], [*body, total])
 
 
 def _verdict(rows: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -115,14 +105,14 @@ def _selected(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     if missing:
         raise ArgumentError("rows", f"times of {missing[0]}", "none")
     lines = [[f"`{op}`", *_line(arms)] for (op, _), arms in zip(SELECTED, cases, strict=True)]
-    return _markdown(["op", *_COLUMNS], lines)
+    return markdown_table(["op", *_COLUMNS], lines)
 
 
 def _every(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     parts = []
     for op, of_op in table.groupby("op", sort=False):
         lines = [_line(arms) for _, arms in of_op.groupby("case", sort=False)]
-        parts.append(f"## {op}\n\n{_markdown(list(_COLUMNS), lines)}")
+        parts.append(f"## {op}\n\n{markdown_table(list(_COLUMNS), lines)}")
     return "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -143,12 +133,7 @@ def _us(value: float) -> str:
     return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = "|".join("---" for _ in header)
-    return "\n".join([f"| {' | '.join(header)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in lines)])
-
-
-_BLOCKS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], str]] = {
+_MAKERS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], str]] = {
     "source": _source, "goals": _goals, "verdict": _verdict, "flashmla": _against_flashmla, "eager": _eager,
     "selected": _selected, "every": _every,
 }  # fmt: skip
@@ -157,17 +142,11 @@ _BLOCKS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages; returns 0."""
     text = "Write the recorded kernel times into the pages that quote them."
-    parser = argparse.ArgumentParser(prog="python -m kdlab.bench.kernels.page", description=text)
+    parser = argparse.ArgumentParser(prog="python -m kdlab.report.kernel_page", description=text)
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     parser.add_argument("--rows", type=Path, default=ROWS, help="a file that kdlab bench kernels wrote")
     options = parser.parse_args(arguments)
-    rows = read_rows(options.rows)
-    for page in options.pages:
-        old = page.read_text(encoding="utf-8")
-        new = fill(old, rows)
-        if new != old:
-            page.write_text(new, encoding="utf-8")
-        print(f"{page}: {'written' if new != old else 'as it was'}")
+    write_pages(partial(fill, rows=read_rows(options.rows)), options.pages)
     return 0
 
 
