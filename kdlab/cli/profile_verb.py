@@ -28,7 +28,7 @@ KERNELS_EXAMPLES = """
     kdlab profile kernels --ops verify_attention,moe_int4 --heads 8
     kdlab profile kernels --out data/recorded/nsight-h200.parquet
 """
-NOTES = """Counters come from Nsight Compute (`ncu`), which runs each launch alone, several times, with cold caches; the
+NOTES = """Counters come from Nsight Compute (`ncu`), which runs each launch alone with cold caches; the
 timeline comes from torch.profiler, which watches eager and captured rounds run. FILE keeps what it has of the other
 subject (round or kernels) from the same GPU.
 """

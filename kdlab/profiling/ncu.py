@@ -1,6 +1,6 @@
 """Nsight Compute as a child process: run a command under `ncu`, read its CSV back, say in one sentence what went wrong.
 
-Counting replays every kernel several times with flushed caches and its own pace, so nothing is timed for a comparison
+Counting runs every kernel alone with flushed caches, as often as the counters ask, so nothing is timed for a comparison
 here.
 """
 
