@@ -12,11 +12,15 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdlab.errors import ArgumentError, SchemaError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KIND_KEY, VERSION_KEY, DIGEST_KEY = "kdlab_kind", "kdlab_schema_version", "kdlab_metadata_sha256"
 _OWN_KEYS = (KIND_KEY, VERSION_KEY, DIGEST_KEY, "ARROW:schema")
@@ -86,6 +90,38 @@ def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple
     if metadata.get(DIGEST_KEY, _digest(kept)) != _digest(kept):
         raise SchemaError(f"{path}: the text beside the table is not what was written: its digest differs")
     return fitted, kept
+
+
+def table_of(frame: "pd.DataFrame", table_format: TableFormat) -> pa.Table:
+    """Return a frame as a table of the format, without the version column.
+
+    Args:
+        frame: every column of the format; the version may be among them.
+        table_format: what the columns are.
+
+    Raises:
+        SchemaError: a column is missing, unknown, of a wrong type, or empty where it may not be.
+    """
+    columns, kind = {}, table_format.kind
+    for field in table_format.fields:
+        if field.name not in frame.columns:
+            raise SchemaError(f"{kind}: no column {field.name!r}")
+        try:
+            columns[field.name] = pa.array(frame[field.name], field.type, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise SchemaError(f"{kind}: column {field.name!r}: expected {field.type} ({error})") from error
+        if not field.nullable and (nulls := columns[field.name].null_count):
+            raise SchemaError(f"{kind}: column {field.name!r} holds {nulls} nulls, expected none")
+    unknown = set(frame.columns) - {VERSION_COLUMN} - set(columns)
+    if unknown:
+        raise SchemaError(f"{kind}: unknown columns {sorted(unknown)}")
+    return pa.table(columns)
+
+
+def with_version(table: pa.Table, table_format: TableFormat) -> pa.Table:
+    """Return a table with the version column of its format in front, as `read_table` gives it."""
+    versions = pa.array([table_format.version] * table.num_rows, pa.int32())
+    return table.add_column(0, VERSION_COLUMN, versions)
 
 
 def _digest(metadata: Mapping[str, str]) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from kdlab.errors import ArgumentError, SchemaError
+from kdlab.errors import ArgumentError
 from kdlab.machine import GPU_STATE_FIELDS
-from kdlab.parquet import VERSION_COLUMN, TableFormat, read_table, write_table
+from kdlab.parquet import TableFormat, read_table, table_of, with_version, write_table
 
 _FROM_PROVENANCE = {
     "run_id": pa.string(), "started_utc": pa.string(), "kdlab_version": pa.string(),
@@ -114,7 +114,7 @@ def state_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
 def rows_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows of `bench_row` as a table with the columns and types that `read_rows` gives."""
     columns = {field.name: [row.get(field.name) for row in rows] for field in ROWS_FORMAT.fields}
-    return _to_frame(_to_table(pd.DataFrame(columns, dtype=object)))
+    return with_version(table_of(pd.DataFrame(columns, dtype=object), ROWS_FORMAT), ROWS_FORMAT).to_pandas()
 
 
 def samples_frame(rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,7 +137,7 @@ def write_rows(rows: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     Raises:
         SchemaError: they break ROWS_FORMAT.
     """
-    table = _to_table(rows)
+    table = table_of(rows, ROWS_FORMAT)
     write_table(path, {name: table[name] for name in table.column_names}, ROWS_FORMAT)
 
 
@@ -151,7 +151,7 @@ def read_rows(*paths: str | os.PathLike[str]) -> pd.DataFrame:
     """
     if not paths:
         raise ArgumentError("paths", "at least one file", "none")
-    return _to_frame(pa.concat_tables([read_table(path, ROWS_FORMAT)[0] for path in paths]))
+    return pa.concat_tables([read_table(path, ROWS_FORMAT)[0] for path in paths]).to_pandas()
 
 
 def _numbers(samples: Sequence[float] | None, value: float | None) -> dict[str, Any]:
@@ -163,25 +163,3 @@ def _numbers(samples: Sequence[float] | None, value: float | None) -> dict[str, 
     if value is None or not math.isfinite(value):
         raise ArgumentError("value", "a finite number", value)
     return {"n": 1, "value": float(value), "median": None, "p10": None, "p90": None, "samples": None}
-
-
-def _to_table(frame: pd.DataFrame) -> pa.Table:
-    columns = {}
-    for field in ROWS_FORMAT.fields:
-        if field.name not in frame.columns:
-            raise SchemaError(f"result rows: no column {field.name!r}")
-        try:
-            columns[field.name] = pa.array(frame[field.name], field.type, from_pandas=True)
-        except (pa.ArrowException, TypeError) as error:
-            raise SchemaError(f"result rows: column {field.name!r}: expected {field.type} ({error})") from error
-    unknown = set(frame.columns) - {VERSION_COLUMN} - set(columns)
-    if unknown:
-        raise SchemaError(f"result rows: unknown columns {sorted(unknown)}")
-    return pa.table(columns)
-
-
-def _to_frame(table: pa.Table) -> pd.DataFrame:
-    if VERSION_COLUMN not in table.column_names:
-        versions = pa.array([ROWS_FORMAT.version] * table.num_rows, pa.int32())
-        table = table.add_column(0, VERSION_COLUMN, versions)
-    return table.to_pandas()

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kdlab.errors import SchemaError
 from kdlab.machine import GPU_STATE_FIELDS, gpu_facts
-from kdlab.parquet import VERSION_COLUMN, TableFormat, read_table, write_table
+from kdlab.parquet import TableFormat, read_table, table_of, with_version, write_table
 from kdlab.paths import DATA
 
 SOURCES = ("ncu", "torch.profiler", "nsys")
@@ -117,7 +117,7 @@ def launches_frame(
         raise SchemaError(f"kernel launches: unknown columns {sorted(unknown)}")
     columns = {field.name: [row.get(field.name, shared.get(field.name)) for row in whole]
                for field in LAUNCHES_FORMAT.fields}  # fmt: skip
-    return _to_frame(_to_table(pd.DataFrame(columns, dtype=object)))
+    return _to_frame(with_version(table_of(pd.DataFrame(columns, dtype=object), LAUNCHES_FORMAT), LAUNCHES_FORMAT))
 
 
 def write_launches(launches: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -126,7 +126,7 @@ def write_launches(launches: pd.DataFrame, path: str | os.PathLike[str]) -> None
     Raises:
         SchemaError: they break LAUNCHES_FORMAT.
     """
-    table = _to_table(launches)
+    table = table_of(launches, LAUNCHES_FORMAT)
     write_table(path, {name: table[name] for name in table.column_names}, LAUNCHES_FORMAT)
 
 
@@ -175,25 +175,5 @@ def _check(frame: pd.DataFrame, path: str) -> None:
             raise SchemaError(f"{path}: column {name!r}: expected one machine, got {', '.join(found)}")
 
 
-def _to_table(frame: pd.DataFrame) -> pa.Table:
-    columns = {}
-    for field in LAUNCHES_FORMAT.fields:
-        if field.name not in frame.columns:
-            raise SchemaError(f"kernel launches: no column {field.name!r}")
-        try:
-            columns[field.name] = pa.array(frame[field.name], field.type, from_pandas=True)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise SchemaError(f"kernel launches: column {field.name!r}: expected {field.type} ({error})") from error
-        if not field.nullable and columns[field.name].null_count:
-            raise SchemaError(f"kernel launches: column {field.name!r} is empty in a row")
-    unknown = set(frame.columns) - {VERSION_COLUMN} - set(columns)
-    if unknown:
-        raise SchemaError(f"kernel launches: unknown columns {sorted(unknown)}")
-    return pa.table(columns)
-
-
 def _to_frame(table: pa.Table) -> pd.DataFrame:
-    if VERSION_COLUMN not in table.column_names:
-        versions = pa.array([LAUNCHES_FORMAT.version] * table.num_rows, pa.int32())
-        table = table.add_column(0, VERSION_COLUMN, versions)
     return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
