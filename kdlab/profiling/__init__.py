@@ -17,6 +17,9 @@ from kdlab.profiling.launches import (
 from kdlab.profiling.nsys import read_nsys
 from kdlab.profiling.ranges import nvtx_ranges
 from kdlab.profiling.round_tables import (
+    CALLS,
+    calls_as_round,
+    counted_case,
     kernel_use,
     middle_round,
     round_times,
@@ -29,6 +32,7 @@ from kdlab.profiling.timeline import profile_timeline
 from kdlab.profiling.work import Subject, Work
 
 __all__ = [
+    "CALLS",
     "COUNTERS",
     "LAUNCHES_FORMAT",
     "MANY_PASSES",
@@ -40,8 +44,10 @@ __all__ = [
     "Counter",
     "Subject",
     "Work",
+    "calls_as_round",
     "collect_counters",
     "count_launches",
+    "counted_case",
     "kernel_use",
     "launches_frame",
     "load_nsight",
