@@ -13,15 +13,14 @@ _MOST = 0.9  # of the points: nearly all
 
 
 def answer(phases: pd.DataFrame) -> str:
-    """Say as Markdown whether a tree pays: one sentence, then a sentence a comparison.
+    """Say as Markdown whether a tree pays: one line, then a line a comparison.
 
     Args:
-        phases: of `kdlab.study.phase.phase_table`, with its comparisons in the order of `COMPARISONS`; the second is
-            what the first sentence is about.
+        phases: of `kdlab.study.phase.phase_table`, with its comparisons in the order of `COMPARISONS`.
     """
     alike, best, free = (group for _, group in phases.groupby("comparison", sort=False))
     return "\n".join([
-        f"**{_first_sentence(alike, best)}**",
+        f"**{_first_line(alike, best, free)}**",
         "",
         f"- Tree and controls of one size each (all that rounds of one shape can run): {_calls_of(alike)}.",
         "- The tree of one size against the best control, which may cut a chain where the draft is unsure: "
@@ -161,17 +160,26 @@ def _share(phases: pd.DataFrame, call: str) -> float:
     return float((phases["call"] == call).mean())
 
 
-def _first_sentence(alike: pd.DataFrame, best: pd.DataFrame) -> str:
-    first = f"Against AR and chains of one length a tree pays at {_share(alike, PAYS):.0%} of the points"
-    control = "against the best control, which may cut a chain where the draft is unsure, "
-    shares = {int(streams): _share(group, PAYS) for streams, group in best.groupby("streams")}
-    yes, no = ([count for count, share in shares.items() if (share > 0) == wanted] for wanted in (True, False))
-    if not yes:
-        return f"{first}; {control}nowhere from {no[0]} to {no[-1]} streams."
-    where = ", ".join(f"at {shares[count]:.0%} of those with {streams_text(count)}" for count in yes)
-    most = percent(best.loc[best["call"] == PAYS, "gain"].max())
-    rest = f", and nowhere at {', '.join(map(str, no))}" if no else ""
-    return f"{first}; {control}{where} (by up to {most}){rest}."
+def _first_line(alike: pd.DataFrame, best: pd.DataFrame, free: pd.DataFrame) -> str:
+    """Say the three answers in words that need no definition: clearly faster, clearly slower."""
+    pays = best[best["call"] == PAYS]
+    counts = sorted(pays["streams"].unique())
+    where = ""
+    if counts:
+        streams = ", ".join([*map(str, counts[:-1]), streams_text(counts[-1])])
+        where = f" (with {streams}, by up to {percent(pays['gain'].max())})"
+    return (
+        f"Of {len(alike)} points (text, routing, streams, context) a tree of one size is clearly faster than AR and "
+        f"every chain of one length at {_share_text(alike, PAYS)}, clearly slower at {_share_text(alike, COSTS)}. "
+        f"Against the best control, which may cut a chain where the draft is unsure, it is faster at "
+        f"{_share_text(best, PAYS)}{where}, slower at {_share_text(best, COSTS)}; a tree that is cut so too is faster "
+        f"at {_share_text(free, PAYS)}, slower at {_share_text(free, COSTS)}. The rest is too close to call."
+    )
+
+
+def _share_text(phases: pd.DataFrame, call: str) -> str:
+    share = _share(phases, call)
+    return "none" if not share else f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _calls_of(phases: pd.DataFrame) -> str:

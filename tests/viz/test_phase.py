@@ -62,19 +62,24 @@ def test_budgets_stand_above_the_other_methods_and_the_best_is_framed():
     assert "left out: rounds in which an expert sees more than 8 rows" in figure.get_supxlabel()
 
 
-def test_the_answer_is_that_of_the_best_control_and_names_the_streams():
-    text = answer(phases())
-    first = text.splitlines()[0]
-    assert first.startswith("**Against AR and chains of one length a tree pays at 50% of the points; against the best")
-    assert "at 100% of those with 1 stream (by up to +8.0 %), and nowhere at 4.**" in first
+def test_the_answer_says_where_a_tree_is_faster_and_where_slower():
+    first = answer(phases()).splitlines()[0]
+    assert first.startswith("**Of 36 points (text, routing, streams, context) a tree of one size is clearly faster")
+    assert "every chain of one length at 50%, clearly slower at 50%." in first
+    assert "it is faster at 50% (with 1 stream, by up to +8.0 %), slower at 50%; a tree that is cut so too" in first
     nowhere = answer(phases(lambda work, g, streams, name: -0.2))
-    assert "where the draft is unsure, nowhere from 1 to 4 streams.**" in nowhere
+    assert "where the draft is unsure, it is faster at none, slower at 100%;" in nowhere
     assert "pays at no point" in nowhere
     best = list(COMPARISONS)[1]
     others = answer(phases(lambda work, g, streams, name: -0.2 if name == best else 0.2))
-    assert "a tree pays at 100% of the points; against the best control" in others
-    assert "nowhere from 1 to 4 streams" in others
+    assert "every chain of one length at 100%, clearly slower at none." in others
+    assert "it is faster at none, slower at 100%; a tree that is cut so too is faster at 100%, slower at none" in others
     assert others.count("pays at 100% of 36 points") == 2
+    one = phases(lambda work, g, streams, name: 0.2)
+    many = pd.concat([one] * 4).assign(call="open")
+    many.iloc[0, many.columns.get_loc("call")] = PAYS
+    assert "clearly faster than AR and every chain of one length at less than 1%" in answer(many)
+    assert "it is faster at 100% (with 1, 4 streams, by up to +20 %)" in answer(one)
 
 
 def test_the_answer_names_the_routing_that_hard_and_easy_text_allow():
