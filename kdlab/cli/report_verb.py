@@ -8,6 +8,8 @@ from typing import Any
 from kdlab.cli.output import print_json, print_table, say
 from kdlab.errors import ArgumentError, NotebookError
 
+_MOST_ROWS = 24  # of a table on a terminal
+
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write a report, and print the tables and conclusions of what it is about."""
@@ -143,11 +145,12 @@ def _print_records(records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:
         for name, rows in record_tables(record):
             print(f"{name}:")
-            print_table(rows)
+            print_table(rows[:_MOST_ROWS])
+            if len(rows) > _MOST_ROWS:
+                print(f"... and {len(rows) - _MOST_ROWS} rows more, which --json prints")
             print()
-    for record in records:
-        for sentence in conclusions(record):
-            print(sentence)
+    # A notebook that reads what others recorded concludes what they did.
+    print("\n".join(dict.fromkeys(sentence for record in records for sentence in conclusions(record))))
 
 
 def _text(path: Path | None) -> str | None:

@@ -17,6 +17,7 @@ from kdlab.cli.model_verbs import parse_budgets
 from kdlab.cli.output import print_table
 from kdlab.errors import ArgumentError
 from kdlab.report import record_tables
+from tests.report.test_report import finished, save
 
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = """\
@@ -223,6 +224,17 @@ def test_tables_are_aligned_and_found_in_records(capsys):
     assert capsys.readouterr().out.splitlines()[1:] == ["0.000  1234.568  666666.667", "2e-05     1.500   6.667e+06"]
     record = {"sweep": [{"a": 1}], "deeper": {"t": [{"b": 2}]}, "plain": [1], "none": []}
     assert dict(record_tables(record)) == {"sweep": [{"a": 1}]}
+
+
+@pytest.mark.parametrize(("num_rows", "more"), [(24, ""), (30, "... and 6 rows more, which --json prints\n")])
+def test_a_report_prints_the_beginning_of_long_tables_and_each_sentence_once(kdlab, tmp_path, num_rows, more):
+    rows = [{"row": n} for n in range(num_rows)]
+    first = save(finished(long=rows, conclusion=["said", "this"]), tmp_path, "10_first")
+    second = save(finished(conclusion=["said", "that"]), tmp_path, "90_report")
+    status, out, _ = kdlab("report", first, second, "-o", tmp_path / "x.html")
+    assert status == 0
+    assert out.startswith("long:\nrow\n  0\n")
+    assert f"\n 23\n{more}\nsaid\nthis\nthat\nreport: " in out
 
 
 @pytest.mark.notebook

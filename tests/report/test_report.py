@@ -98,8 +98,8 @@ def assert_harmless(html):
     return reader
 
 
-def finished(*cells, final=True, provenance=None):
-    record = {"final": final, "provenance": provenance or {}}
+def finished(*cells, final=True, provenance=None, **more):
+    record = {"final": final, "provenance": provenance or {}, **more}
     last = v4.new_code_cell("show()", outputs=[v4.new_output("display_data", data={RESULT_MIME: record})])
     cells = [*cells, last]
     for i, cell in enumerate(cells):
