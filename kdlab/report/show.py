@@ -38,6 +38,7 @@ def show_figure(drawing: "Axes | Figure", path: str | Path, *, dpi: float = DPI)
 
 
 def _title(figure: "Figure") -> str:
-    titles = [figure.get_suptitle()]
+    # `viz.theme.add_figure_heading` writes a figure's title as that of its legend.
+    titles = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
     titles += [ax.get_title(loc=side) for ax in figure.axes for side in ("left", "center", "right")]
     return next((" ".join(title.split()) for title in titles if title.strip()), "")

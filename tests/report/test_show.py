@@ -28,7 +28,10 @@ def test_the_words_for_a_picture_are_its_title(tmp_path, monkeypatch):
     show_figure(ax, tmp_path / "a.png", dpi=30)
     ax.set_title("Tokens per round\nby budget", loc="left")
     show_figure(ax, tmp_path / "a.png", dpi=30)
+    figure.legend(ax.plot([0, 1]), ["a line"], title="Above both")
+    show_figure(figure, tmp_path / "a.png", dpi=30)
     figure.suptitle("Both")
     show_figure(figure, tmp_path / "a.png", dpi=30)
-    assert [data["text/plain"] for data, _ in shown] == ["second", "Tokens per round by budget", "Both"]
+    words = ["second", "Tokens per round by budget", "Above both", "Both"]
+    assert [data["text/plain"] for data, _ in shown] == words
     assert [metadata["image/png"]["alt"] for _, metadata in shown] == [data["text/plain"] for data, _ in shown]
