@@ -150,9 +150,15 @@ def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[s
     if ranks is not None:
         print("\nrounds over several GPUs, and the slice of one rank with the collectives added")
         print_table([_printed(row) | {"difference": f"{row['difference']:+.1%}"} for row in ranks.to_dict("records")])
-    for line in [*verdicts, *messages]:
+    for line in [*verdicts, *messages, *_sources(rows)]:
         print(line)
     return 0
+
+
+def _sources(rows: "pd.DataFrame") -> list[str]:
+    """Say on what rows were measured, a line a run that knows it."""
+    known = rows.drop_duplicates("run_id").dropna(subset=["gpu", "started_utc", "commit"])
+    return [f"measured on {run.gpu}, {run.started_utc[:10]}, commit {run.commit[:7]}" for run in known.itertuples()]
 
 
 def _rank_table(
@@ -176,7 +182,9 @@ def _printed(row: dict[str, object]) -> dict[str, str]:
     """A line of the printed table; what was not timed is left empty."""
     shown = {}
     for name, value in row.items():
-        if isinstance(value, float):
+        if name == "met" and value in (0.0, 1.0):
+            shown[name] = "yes" if value else "no"
+        elif isinstance(value, float):
             shown[name] = "" if value != value else f"{value:.2f}"
         else:
             shown[name] = str(value)

@@ -100,11 +100,13 @@ def test_a_jump_that_the_floor_does_not_have_is_found():
 
 @pytest.mark.parametrize(("nine", "listed"), [(125.0, True), (109.0, False)])
 def test_jumps_are_listed_with_the_points(nine, listed, tmp_path, capsys):
-    write_rows(made_up_rows({8: 100.0, 9: nine}), tmp_path / "rounds.parquet")
+    known = {"gpu": "G9", "started_utc": "2026-01-02T03:04:05", "commit": "0123456789"}
+    write_rows(made_up_rows({8: 100.0, 9: nine}).assign(**known), tmp_path / "rounds.parquet")
     assert main(["bench", "round", "--read", str(tmp_path / "rounds.parquet")]) == 0
     printed = capsys.readouterr().out
     assert ("next_rows" in printed) == listed
     assert f"neighbouring row counts: {int(listed)} jumps" in printed
+    assert printed.endswith("\nmeasured on G9, 2026-01-02, commit 0123456\n")
 
 
 def test_stages_without_a_floor_are_all_loss():
