@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 
 from kdlab.decode.field import DraftField
-from kdlab.study.profiles import Line
 from kdlab.study.traces_rounds import RoundTrace
 from kdlab.study.traces_table import trace_summary
+from kdlab.study.workloads import Line
 
 
 def published_marks(published: pd.DataFrame, line: Line) -> pd.DataFrame:

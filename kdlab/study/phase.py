@@ -1,6 +1,6 @@
 """Does a tree pay? Recorded acceptance over the fitted cost of a K2.6 round, over routing, streams and context.
 
-Both halves come from elsewhere: acceptance from `profiles`, the time of a round from `step_fit`. A tree pays where its
+Both halves come from elsewhere: acceptance from `workloads`, the time of a round from `step_fit`. A tree pays where its
 tokens per second pass those of the best control: AR, every chain and every adaptive chain, free to choose their length
 at each point, as the tree is free to choose its budget.
 """
@@ -17,10 +17,10 @@ from kdlab.errors import ArgumentError
 from kdlab.study.best import CONTROLS
 from kdlab.study.bootstrap import percentile_interval
 from kdlab.study.gpus import MEASURED_H200, Gpu
-from kdlab.study.profiles import Arm, Workload
 from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.study.step_cost import Step
 from kdlab.study.step_fit import RoundFit, RoundTime, round_time
+from kdlab.study.workloads import Arm, Workload
 
 
 class Rivals(NamedTuple):

@@ -111,7 +111,8 @@ def all_reduces(target: TargetConfig, drafter: DrafterConfig | None, step: Step)
     """Return how many all-reduces of activations a round makes, and the bytes of them all; (0, 0) on one rank.
 
     Two a target layer (after o_proj and after the experts), one for the embedding; the drafter's layers alike, with one
-    for its embedding and one for the context's features. The merges of top K and sampling move a few bytes a row.
+    for its embedding and one for the context's features, which are gathered and so take less. The merges of top K and
+    sampling move a few bytes a row.
     """
     if step.ranks == 1:
         return 0, 0

@@ -20,10 +20,10 @@ from kdlab.study.phase import (
     phase_table,
     tree_gain,
 )  # fmt: skip
-from kdlab.study.profiles import Profile, Workload
 from kdlab.study.recorded_rounds import read_rounds
 from kdlab.study.step_fit import fit_rounds, floor_fit
 from kdlab.study.walk import COLUMNS
+from kdlab.study.workloads import Profile, Workload
 from tests.study.k26 import DRAFTER, TARGET
 from tests.study.rounds import round_rows
 

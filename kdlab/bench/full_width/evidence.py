@@ -17,11 +17,11 @@ from kdlab.paths import DATA, K26_SHAPES
 from kdlab.study.collectives import MODELLED, fit_all_reduce
 from kdlab.study.compare import check_comparable
 from kdlab.study.phase import BEST, COMPARISONS, Rivals, RoundCost, phase_table
-from kdlab.study.profiles import Line, Profile, Workload
 from kdlab.study.recorded_rounds import read_rounds
 from kdlab.study.step_cost import Step, all_reduces
 from kdlab.study.step_fit import fit_rounds, fitted_points, floor_fit
 from kdlab.study.sweep_file import load_sweeps
+from kdlab.study.workloads import Line, Profile, Workload
 
 RECORDED = DATA / "recorded"
 FILES = {

@@ -5,8 +5,8 @@ import pytest
 
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study import summarize
-from kdlab.study.profiles import Line, Profile, Workload
 from kdlab.study.sweep_file import sweep_arms
+from kdlab.study.workloads import Line, Profile, Workload
 from tests.study.fields import draft_field
 
 TABLE = sweep_arms(draft_field(3, 12, kinds=("text", "code"), follow=0.8), (1, 3, 5))
