@@ -68,16 +68,24 @@ def round_times(launches: pd.DataFrame) -> pd.DataFrame:
     return found[[*_ROUND, "launches", "span_us", "busy_us", "gap_us"]]
 
 
+def middle_times(times: pd.DataFrame) -> pd.DataFrame:
+    """Return of the lines of `round_times` those of each case and mode's round of median length, the lower of two."""
+    ranked = times.assign(line=range(len(times))).sort_values("span_us", kind="stable")
+    groups = ranked.groupby(["case", "mode"], sort=False)
+    middle = ranked[groups.cumcount() == (groups["line"].transform("size") - 1) // 2]
+    return middle.sort_values("line").drop(columns="line").reset_index(drop=True)
+
+
 def middle_round(launches: pd.DataFrame, case: str, mode: str) -> pd.DataFrame:
     """Return the launches of the round of median length among a case's repetitions, as `timelines` gives them.
 
     Raises:
         ArgumentError: no such round was timed.
     """
-    times = round_times(launches).query("case == @case and mode == @mode").sort_values("span_us")
+    times = middle_times(round_times(launches)).query("case == @case and mode == @mode")
     if times.empty:
         raise ArgumentError("case, mode", "a round whose launches were timed", f"{case}, {mode}")
-    repeat = times["repeat"].iloc[(len(times) - 1) // 2]
+    repeat = times["repeat"].iloc[0]
     rows = timelines(launches)
     return rows[(rows["case"] == case) & (rows["mode"] == mode) & (rows["repeat"] == repeat)].reset_index(drop=True)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kdlab.profiling.launches import PHASES
-from kdlab.profiling.round_tables import UNMARKED, round_times, stage_shares
+from kdlab.profiling.round_tables import UNMARKED, middle_times, round_times, stage_shares
 
 
 def summary_table(launches: pd.DataFrame) -> pd.DataFrame:
@@ -34,11 +34,10 @@ def summary_table(launches: pd.DataFrame) -> pd.DataFrame:
 
 def summary_lines(launches: pd.DataFrame) -> list[str]:
     """Say of every timed round how long the device was busy, and what lay between its launches."""
-    times = round_times(launches).groupby(["case", "mode"], sort=False)[["launches", "span_us", "busy_us", "gap_us"]]
     return [
-        f"{case}, {mode}: {row.span_us:.0f} us, {row.busy_us / row.span_us:.1%} of it busy; {row.gap_us:.0f} us between"
-        f" {row.launches:.0f} launches"
-        for (case, mode), row in zip(times.groups, times.median().itertuples(), strict=True)
+        f"{row.case}, {row.mode}: {row.span_us:.0f} us, {row.busy_us / row.span_us:.1%} of it busy; "
+        f"{row.gap_us:.0f} us between {row.launches} launches"
+        for row in middle_times(round_times(launches)).itertuples()
     ]
 
 

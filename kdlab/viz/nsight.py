@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from kdlab.errors import ArgumentError
 from kdlab.profiling import PHASES
-from kdlab.profiling.round_tables import IDLE, UNMARKED
+from kdlab.profiling.round_tables import IDLE, UNMARKED, middle_times
 from kdlab.viz import theme
 
 PHASE_COLOURS = {
@@ -116,7 +116,7 @@ def plot_busy_share(
     times: pd.DataFrame, ax: Axes | None = None, *, title: str, provenance: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> Axes:  # fmt: skip
-    """Draw in how much of each timed round a kernel ran, a mark a round, and in words how long the median one is.
+    """Draw in how much of each timed round a kernel ran, a mark a round; bars and words are of that of median length.
 
     Args:
         times: of `kdlab.profiling.round_times`.
@@ -131,15 +131,16 @@ def plot_busy_share(
     if times.empty:
         raise ArgumentError("times", "lines of round_times", "none")
     groups = list(times.groupby(["case", "mode"], sort=False))
+    middle = middle_times(times).set_index(["case", "mode"])
     ax = theme.new_axes(ax, (theme.REPORT_INCHES, 1.5 + 0.58 * len(groups)))
-    for place, ((_, mode), rows) in enumerate(groups):
+    for place, ((case, mode), rows) in enumerate(groups):
         share = (rows["busy_us"] / rows["span_us"]).to_numpy(dtype=float)
+        shown = middle.loc[(case, mode)]
+        busy, span, gap = shown["busy_us"] / shown["span_us"], shown["span_us"], shown["gap_us"]
         colour = theme.BLUE if mode == "graph" else "white"
-        ax.barh([place], [np.median(share)], height=0.42, facecolor=colour, edgecolor=theme.BLUE, zorder=2)
+        ax.barh([place], [busy], height=0.42, facecolor=colour, edgecolor=theme.BLUE, zorder=2)
         ax.plot(share, [place] * len(share), linestyle="none", marker="|", markersize=11, color=theme.BLACK, zorder=3)
-        span, gap = rows["span_us"].median(), rows["gap_us"].median()
-        launches = int(rows["launches"].median())
-        words = f"{np.median(share):.1%} of {span:,.0f} µs; {launches} launches, gaps {gap:,.0f} µs"
+        words = f"{busy:.1%} of {span:,.0f} µs; {shown['launches']:.0f} launches, gaps {gap:,.0f} µs"
         ax.annotate(words, (0.0, place - 0.37), xytext=(1, 0), textcoords="offset points", va="center",
                     fontsize=theme.TICK_PT, color=theme.GREY)  # fmt: skip
     names = [f"{theme.wrapped(case, _LABEL_INCHES, theme.TICK_PT)}\n{_MODES[mode]}" for (case, mode), _ in groups]

@@ -16,6 +16,7 @@ from kdlab.profiling.round_tables import (
     counted_case,
     kernel_use,
     middle_round,
+    middle_times,
     round_times,
     stage_shares,
     stage_traffic,
@@ -70,6 +71,13 @@ def test_the_round_of_median_length_is_shown(launches):
     rows = middle_round(launches, WIDE, "eager")
     assert set(rows["repeat"]) == {1}
     assert rows["position"].tolist() == list(range(len(STAGES) + 1))
+    two = times[times["repeat"] < 2]
+    for table in (times, two, two[::-1]):
+        middle = middle_times(table)
+        assert sorted(middle["case"] + middle["mode"]) == sorted(set(times["case"] + times["mode"]))
+        for line in middle.itertuples():
+            spans = sorted(table[(table["case"] == line.case) & (table["mode"] == line.mode)]["span_us"])
+            assert line.span_us == spans[(len(spans) - 1) // 2]
     with pytest.raises(ArgumentError, match="no such case, graph"):
         middle_round(launches, "no such case", "graph")
 
