@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kdlab.bench.full_width.evidence import Evidence, load_evidence
+from kdlab.bench.full_width.evidence import TEMPERATURE, Evidence, load_evidence
 from kdlab.paths import REPOSITORY
 from kdlab.report.marked_places import fill_places, markdown_table, write_pages
 from kdlab.study.gpus import GPUS, carried_over
@@ -59,7 +59,7 @@ def _source(page: CostPage) -> str:
     gpu, day, commit = known["gpu"], known["started_utc"][:10], known["git_commit"][:7]
     return (
         f"Rounds: one {gpu}, {day}, commit {commit}, one rank of {page.evidence.cost.ranks}, random weights. "
-        "Acceptance: kimi-k26-mini."
+        f"Acceptance: kimi-k26-mini at temperature {TEMPERATURE:g}."
     )
 
 
