@@ -18,7 +18,10 @@ _COLOURS = {
     "naive": theme.ORANGE, "flashmla prefix": theme.VERMILLION,
 }  # fmt: skip
 _MARKERS = {"wgmma": "o", "cuda": "*", "mma": "s", "mma fixed split": "s", "flashmla": "D", "naive": "^"}
-_PEER_MARKERS = ("X", "P", "v")
+_PEERS = {
+    "torch": "P", "torch sdpa": "X", "torch argmax": "v", "torch multinomial": "<", "torch index": "d",
+    "cublas": "p", "cublas bf16": "h", "host heap": ">", "host walk": "8", "flashmla prefix": "D",
+}  # fmt: skip
 _EAGER = " (eager)"
 # Wider than a point and over it: a time that just meets its goal stands where the goal stands.
 _GOAL: dict[str, Any] = {
@@ -237,8 +240,7 @@ def _label(row: Mapping[str, Any] | pd.Series) -> str:
 def arm_style(row: Mapping[str, Any] | pd.Series) -> dict[str, Any]:
     """Return line options: kdlab's own arms in colour; peers in grey with other marks; eager calls hollow."""
     name = str(row["impl"])
-    own_marker = _MARKERS.get(name, "o")
-    marker = own_marker if row["own"] else _PEER_MARKERS[sum(map(ord, name)) % len(_PEER_MARKERS)]
+    marker = _MARKERS.get(name, "o") if row["own"] else _PEERS.get(name, "H")
     size = 10.0 if marker == "*" else 6.0  # a star fills less of its box
     colour = _COLOURS.get(name, theme.GREY)
     inside, edge = ("white", colour) if row.get("mode") == "eager" else (colour, "white")
