@@ -1,12 +1,15 @@
 """The kernel explorer without a browser: what it draws over, how its traits move together, its static twin."""
 
 import json
+import re
 import threading
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from traitlets import TraitError
 
+import kdlab.viz
 from kdlab.bench import read_rows
 from kdlab.bench.kernels import kernel_table
 from kdlab.errors import ArgumentError
@@ -14,6 +17,7 @@ from kdlab.paths import DATA
 from kdlab.profiling import launches_frame
 from kdlab.viz import KernelExplorer, png_bytes
 from kdlab.viz.kernel_explorer_lines import KernelLines
+from kdlab.viz.kernels import arm_style
 from tests.bench.samples import kernel_rows
 from tests.profiling.samples import PROVENANCE, launch
 
@@ -93,6 +97,17 @@ def test_arms_of_an_op_are_told_apart_by_hue_or_mark(table):
     assert len(set(looks)) == len(looks) == 5
     eager = {arm["name"]: arm["eager"] for arm in KernelLines(table).arms("tree_build")}
     assert eager == {"cuda": False, "host heap": True}
+
+
+def test_the_page_knows_how_to_draw_every_mark():
+    page = (Path(kdlab.viz.__file__).parent / "kernel_explorer.js").read_text()
+    marks = page.split("const MARKS = {")[1].split("};")[0]
+    drawn = set(re.findall(r"""(?:^|[ ,])"?([^\s",:]+)"?: "M""", marks, flags=re.MULTILINE))
+    rows = read_rows(DATA / "recorded" / "kernels-h200.parquet").to_dict("records")
+    recorded = {(str(row["impl"]), row["method"] == "own") for row in rows}
+    wanted = {arm_style({"impl": name, "own": own})["marker"] for name, own in recorded | {("a new peer", False)}}
+    assert len(wanted) > 12
+    assert wanted <= drawn
 
 
 def test_the_view_holds_what_the_table_says_and_goes_through_json(table):
