@@ -4,7 +4,7 @@
 //   math norm(x) = round(x rsqrt(mean(x^2) + eps)) weight, the mean in f32 of the rounded sum, rounded before the
 //        weight as torch does it
 //   cost 4 T D values with update, 2 T D without; bound by latency at the rows of a tree
-//   ref  kernels/reference_layer.py:add_norm | test tests/kernels/test_add_norm.py | archs all
+//   ref  kernels/reference/layer.py:add_norm | test tests/kernels/test_add_norm.py | archs all
 //
 // A block takes a row, each thread VECTORS times 16 bytes of it, and holds them from the first read to the last write.
 #include "fresh.cuh"

@@ -10,7 +10,7 @@
 //   how  the b H/G rows that share a key head form tiles of 64. Grid (splits, G tiles, S): a block takes an equal share
 //        of the visible key tiles of 64; two groups of four warps hold 16 rows a warp and take 32 keys of each tile.
 //        The groups copy for themselves and run apart until the end, so that one multiplies while the other loads.
-//   ref  kernels/reference_draft.py:draft_attention | test tests/kernels/test_draft_attention.py | sm_80 and up
+//   ref  kernels/reference/draft.py:draft_attention | test tests/kernels/test_draft_attention.py | sm_80 and up
 #include "mma.cuh"
 
 struct Config {

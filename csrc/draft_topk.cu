@@ -12,7 +12,7 @@
 //        and the number of blocks.
 //   bad  a row with NaN or +inf, or with nothing above -inf: log-probabilities NaN, ids 0..K-1, nonfinite set
 //   cost V * sizeof(Scalar) bytes a row; exp at 16 a cycle and multiprocessor is half of that on an H200
-//   ref  kernels/reference.py:draft_topk | test tests/kernels/test_draft_topk.py | archs all
+//   ref  kernels/reference/ops.py:draft_topk | test tests/kernels/test_draft_topk.py | archs all
 #include "logits.cuh"
 
 constexpr int MAX_K = 256;

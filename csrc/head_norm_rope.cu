@@ -8,7 +8,7 @@
 //   math y = rotate(round(x rsqrt(mean(x^2) + eps)) weight), the mean in f32, rounded before and after the weight as
 //        torch does it; rotate: (a, b) -> (a cos - b sin, b cos + a sin) in f32, pairs (j, j + d/2)
 //   cost its bytes once; a warp holds one head, so nothing is read twice
-//   ref  kernels/reference_draft.py:head_norm_rope, append_context | test tests/kernels/test_head_norm_rope.py | sm_80
+//   ref  kernels/reference/draft.py:head_norm_rope, append_context | test tests/kernels/test_head_norm_rope.py | sm_80
 #include "fresh.cuh"
 
 constexpr int D = HEAD_DIM, PAIRS = D / 2, EACH = cdiv(PAIRS, WARP);  // pairs a lane

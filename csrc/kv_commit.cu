@@ -8,7 +8,7 @@
 //        slice of one layer and stream: every thread reads its unit, a barrier, then every thread writes.
 //   bad  a path, prefix or page that leads out of the block table or out of `pages`: that stream does not move at all
 //   cost 2 W bytes a layer and moved row, 2 F a gathered row; at the size of a round the time is four dependent reads
-//   ref  kernels/reference.py:kv_commit | test tests/kernels/test_kv_commit.py | archs all
+//   ref  kernels/reference/ops.py:kv_commit | test tests/kernels/test_kv_commit.py | archs all
 #include "common.cuh"
 
 #ifndef UNIT

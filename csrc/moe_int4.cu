@@ -4,7 +4,7 @@
 //   out  out [T,D] | between the kernels: hidden [T,k,I] as x, parts [T,slots,D] f32, slots = k + shared experts
 //   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; sums in float32
 //   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts of INT4, 6 D I FLOP a pick: bound by bytes
-//   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up; sm_90 overlaps
 //
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
 // shared expert goes through the first two beside the routed ones. moe_one_row.cu has a single row, with equal bits.

@@ -5,7 +5,7 @@
 //   out  out [D] | between the kernels: hidden [k,I]
 //   math out = sum over s of weights[s] down_e(silu(gate_e x) * up_e x) + shared, e = expert_ids[s]; sums in float32
 //   cost k (3 D I / 2 + 3 D I / 32 scales) bytes, 6 D I FLOP a pick: bound by bytes and by the latency of two launches
-//   ref  kernels/reference.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up, sm_90 overlaps launches
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up; sm_90 overlaps
 //
 // A block of moe_row_gate_up streams a tile of one pick through a ring, CHUNK slabs at a time: alone, a slab is too
 // short to hide what its products wait for. A block of moe_row_down holds its features' weights of all picks at once;

@@ -8,7 +8,7 @@
 //        rotate: (a, b) -> (a cos - b sin, b cos + a sin) in f32, pairs (2j, 2j+1) if interleaved, else (j, j + R/2)
 //   bad  a row that the block table or `pages` does not hold is not written
 //   cost 2 (C + R) + 2 H R values a row; bound by latency at the rows of a tree
-//   ref  kernels/reference_cache.py:norm_rope | test tests/kernels/test_norm_rope.py | archs all
+//   ref  kernels/reference/cache.py:norm_rope | test tests/kernels/test_norm_rope.py | archs all
 #include "fresh.cuh"
 
 #if !defined(DTYPE) || !defined(LATENT) || !defined(ROPE)

@@ -3,7 +3,7 @@
 //   out  expert_ids [T,k] i32, best first, -1 in a row that is not used | weights [T,k] f32, 0 there
 //   math s = sigmoid(logits); the k largest s + bias, equal ones by the smaller id; weights s / (sum + 1e-20) scale
 //   cost 4 E bytes a row; bound by latency
-//   ref  kernels/reference_layer.py:router | test tests/kernels/test_router.py | archs all
+//   ref  kernels/reference/layer.py:router | test tests/kernels/test_router.py | archs all
 //
 // A block takes a row, a thread an expert. Places are counted, not searched: a warp's best k are those that fewer than
 // k of its lanes beat; among these candidates of all warps the row's best k are found in the same way.

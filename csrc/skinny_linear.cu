@@ -3,7 +3,7 @@
 //   out  y [B,T,N] in x's dtype or float32; gated: y [B,T,N/2] = silu(x G^T) * (x U^T), W = [G; U]
 //   math sums in float32, one rounding; their order depends on N, K and the cluster alone, not on T
 //   cost 2 N K bytes, 2 T N K FLOP: bound by bytes up to some 60 rows
-//   ref  kernels/reference_layer.py:skinny_linear | test tests/kernels/test_skinny_linear.py | sm_90 and up (clusters)
+//   ref  kernels/reference/layer.py:skinny_linear | test tests/kernels/test_skinny_linear.py | sm_90 and up (clusters)
 //
 // A block takes TILE outputs and its part of the inputs, SLAB at a time, STAGES - 1 slabs ahead of the products. W is
 // nobody's output, so its copies begin before the kernel ahead in the stream has ended. Weights are the M side of

@@ -7,7 +7,7 @@
 //   bad  a status, a bonus below 0, or a stream at rest: nothing is committed, and it rests as it was. Rows outside the
 //        tree and tokens outside the vocabulary stop nothing
 //   cost 4 (2 L + 14) bytes a stream; the time is a launch and three dependent reads
-//   ref  kdlab/kernels/reference_streams.py | test tests/kernels/test_stream_advance.py | archs all
+//   ref  kdlab/kernels/reference/streams.py | test tests/kernels/test_stream_advance.py | archs all
 #include "common.cuh"
 
 constexpr i32 NO_STOP = 1 << 30;  // NO_STOP in stream_advance.py

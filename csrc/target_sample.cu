@@ -13,7 +13,7 @@
 //        or so. A shard cannot know the others' mass: it lists all its winners (64 are enough but for 1 row in 10^20),
 //        the merge keeps those that are winners of the whole, and top_p_mass adds up the mass above each.
 //   cost V * sizeof(Scalar) bytes a row; noise takes 18 multiplications of 32 by 32 bits for 4 tokens
-//   ref  kernels/reference.py:target_sample | test tests/kernels/test_target_sample.py | archs all
+//   ref  kernels/reference/ops.py:target_sample | test tests/kernels/test_target_sample.py | archs all
 #include "logits.cuh"
 #include "philox.cuh"
 
@@ -22,7 +22,7 @@
 constexpr float MARGIN = 3 * BOUND_ERROR + 10 * 0x1p-24f * 80.0f;
 constexpr int FULL = 512;  // vectors that may win, before they are worked out
 constexpr float MASS_MARGIN = 0x1p-14f;  // relative; the float32 sums are within 2^-16 (see mass_is_below)
-constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference.py:TOP_P_REACHED
+constexpr double REACHED = 1 - 0x1p-32;  // as kernels/reference/ops.py:TOP_P_REACHED
 
 // Largest key of the block for every thread; `scratch` is free again after the next barrier.
 DEVICE u32 block_max_key(u32 key, u32* scratch) {

@@ -6,7 +6,7 @@
 //        the sum over all
 //   math more probable: the larger logit, then the smaller id; all in float64
 //   cost V * sizeof(Scalar) bytes a row; one float64 exponential a token
-//   ref  kernels/reference_shards.py:top_p_mass_shard | test tests/kernels/test_sample_shards.py | archs all
+//   ref  kernels/reference/shards.py:top_p_mass_shard | test tests/kernels/test_sample_shards.py | archs all
 #include "logits.cuh"
 
 constexpr int MAX_CANDIDATES = 64;

@@ -10,7 +10,7 @@
 //        registers: two groups of four warps take 32 pairs each, and the warps of a group divide the 576 columns of
 //        the scores' sum. They exchange partial scores, each warp finishes 8 of 32 keys, and then each adds its 128 of
 //        512 output columns. The groups run apart, so one computes while the other exchanges.
-//   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
+//   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
 #include "mma.cuh"
 #include "verify_schedule.cuh"
 

@@ -6,7 +6,7 @@
 //   out  o [S,N,H,C] in q's dtype | lse [S,N,H] f32, nats; 0 and -inf where a row is unused or sees no key
 //   math o[i] = sum_j softmax_j(scale q[i].kv[j]) kv[j,:C], j over the prefix and {j : bit j of ancestors[i]}; f32 sums
 //   cost 2 N H L (2 C + R) FLOP on plain cores for L keys; N H L (C+R) values through the caches
-//   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | every architecture
+//   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | archs all
 #include "common.cuh"
 
 struct Config {

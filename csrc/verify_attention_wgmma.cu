@@ -9,7 +9,7 @@
 //        through shared memory. Group 0 sums P V of columns 0..255, group 1 of columns 256..511, so that one group's
 //        products run under the other's softmax. A box of 64 columns is fetched again after its last reader.
 //        -DCLUSTER=n: n blocks split the keys of one tile, fetch its queries together and merge their sums.
-//   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
+//   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
 #include "mma.cuh"
 #include "verify_wgmma_merge.cuh"
 #include "verify_wgmma_shares.cuh"

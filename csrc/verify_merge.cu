@@ -7,7 +7,7 @@
 //        rows; verify_merge_prefix writes all rows
 //   math w_i = 2^(lse_i - max lse), o = sum_i w_i o_i / sum_i w_i, lse = max + log2(sum_i w_i), in order of the parts
 //   cost the bytes of the parts, read once
-//   ref  kernels/reference.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
+//   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
 #include "verify_schedule.cuh"
 
 struct Config {

@@ -227,7 +227,7 @@ def test_the_notebooks_and_the_slider_that_the_readme_names_are_there():
     assert "RoundViewer(" in text
     named = re.findall(r"^\| `(\d\d_\w+)` \|", TEXTS["README.md"], re.MULTILINE)
     assert named == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")), "the table of the README"
-    assert 'description="Round"' in (ROOT / "kdlab" / "viz" / "widgets.py").read_text(encoding="utf-8")
+    assert 'description="Round"' in (ROOT / "kdlab" / "viz" / "widgets" / "round_viewer.py").read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short_and_its_first_screen_says_what_it_is():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import jit, reference_layer
+from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
@@ -52,7 +52,7 @@ def add_norm(
     if impl == "cuda" and problem:
         raise NotSupported("x", "float32, bfloat16 or float16 in rows of whole 16-byte words", problem)
     if impl == "reference" or not x.is_cuda or problem:
-        return reference_layer.add_norm(x, update, weight, eps)
+        return reference.add_norm(x, update, weight, eps)
     if update is None:
         return x, _norm(x, weight, eps)
     return _add_norm(x, update, weight, eps)

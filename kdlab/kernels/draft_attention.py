@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import reference_draft
+from kdlab.kernels import reference
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel, num_sms
@@ -79,7 +79,7 @@ def draft_attention(
     if impl == "auto":
         impl = "cuda" if has_kernel(q.shape[-1], q.dtype, q.device) else "reference"
     if impl == "reference":
-        return reference_draft.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
+        return reference.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
     _check_for_kernel(q, k, v, keys, values, start)
     return _draft_attention(q, k, v, keys, values, start, min(window or ALL, ALL), causal)
 

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from kdlab.checks import check_int, check_shape
 from kdlab.errors import ArgumentError
-from kdlab.kernels import jit, reference, reference_shards
+from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import DTYPES, THREADS, cluster_size, constants, count_chunks, runs_kernel
-from kdlab.kernels.reference import TopK
-from kdlab.kernels.reference_shards import TopKShard
+from kdlab.kernels.reference import TopK, TopKShard
 
 __all__ = ["TopK", "TopKShard", "draft_topk", "draft_topk_cost", "draft_topk_shard", "merge_topk"]
 
@@ -90,7 +89,7 @@ def draft_topk_shard(
     num_ids = width if num_ids is None else check_int("num_ids", num_ids, minimum=0, maximum=width)
     first_id = check_int("first_id", first_id, minimum=0, maximum=_NO_TOKEN - num_ids)
     if not runs_kernel("draft_topk_shard", logits, impl):
-        return reference_shards.draft_topk_shard(logits[..., :num_ids], k, first_id)
+        return reference.draft_topk_shard(logits[..., :num_ids], k, first_id)
     check_int("k", k, maximum=MAX_K)
     values, token_ids, nonfinite, lse = _draft_topk(logits, k, first_id, num_ids, True)
     return TopKShard(values, token_ids, lse, nonfinite)

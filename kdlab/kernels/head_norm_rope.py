@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import reference_draft
+from kdlab.kernels import reference
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel
@@ -61,7 +61,7 @@ def head_norm_rope(
     _check(x, weights, tables, counts)
     if not _use_kernel(impl, x, {}, weights, tables, counts):
         arguments = (x, q_weight, k_weight, cos, sin, start)
-        return reference_draft.head_norm_rope(*arguments, num_queries=num_queries, eps=eps)
+        return reference.head_norm_rope(*arguments, num_queries=num_queries, eps=eps)
     return _head_norm_rope(x, q_weight, k_weight, cos, sin, start, num_queries, eps)
 
 
@@ -109,7 +109,7 @@ def append_context(
     if _use_kernel(impl, k, contexts | {"v": v}, {"weight": weight}, tables, counts):
         _append_context(*arguments, eps)
     else:
-        reference_draft.append_context(*arguments, eps=eps)
+        reference.append_context(*arguments, eps=eps)
 
 
 def head_norm_rope_cost(num_rows: int, num_heads: int, head_dim: int, itemsize: int = 2) -> Cost:

@@ -9,7 +9,7 @@ from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
-from kdlab.kernels.reference_cache import gather_path
+from kdlab.kernels.reference import gather_path
 
 _UNITS = (16, 8, 4, 2, 1)  # bytes of one memory instruction
 _THREADS = 256  # a block, where the path leaves room for more than one column

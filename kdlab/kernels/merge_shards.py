@@ -12,8 +12,7 @@ from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels import draft_topk, jit, sample_shards
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import runs_kernel
-from kdlab.kernels.reference import TOP_P_REACHED, TopK
-from kdlab.kernels.reference_shards import SampleShard, TopKShard
+from kdlab.kernels.reference import TOP_P_REACHED, SampleShard, TopK, TopKShard
 from kdlab.kernels.target_sample import MAX_CANDIDATES
 
 MAX_RANKS = 32  # a lane each

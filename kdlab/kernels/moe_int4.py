@@ -13,9 +13,10 @@ from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit.ops import cuda_op
+from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.moe_builds import MOST_ROW_PICKS, THREADS, blocks_per_sm, row_build, row_features, rows_build
 from kdlab.kernels.moe_checks import check_moe
-from kdlab.kernels.reference import compute_dtype, moe_experts
+from kdlab.kernels.reference import moe_experts
 
 _ALIGNMENT = 16
 _MAX_EXPERTS, _MAX_PICKS = 1024, 2**21  # shared memory for the counts; 32-bit units of work

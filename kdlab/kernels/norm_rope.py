@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
-from kdlab.kernels import jit, reference_cache
+from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import DTYPE_DEFINE, PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
@@ -77,7 +77,7 @@ def norm_rope(
             raise ShapeError(name, f"{kv.dtype}, as kv", tensor.dtype)
     arguments = (kv, q_rope, norm_weight, cos, sin, pages, block_table, prefix_len, num_nodes, q)
     if impl == "reference" or not kv.is_cuda:
-        return reference_cache.norm_rope(*arguments, eps=eps, interleaved=interleaved)
+        return reference.norm_rope(*arguments, eps=eps, interleaved=interleaved)
     _check_for_kernel(kv, q_rope, floats, others)
     return _norm_rope(*arguments, eps, interleaved)
 

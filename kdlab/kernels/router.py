@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import jit, reference_layer
+from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
-from kdlab.kernels.reference import compute_dtype
+from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
 
 _WARP = 32
@@ -69,7 +69,7 @@ def router(
     if impl == "cuda" and not runs:
         raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} open experts, an f32 bias", (k, experts, groups))
     if impl == "reference" or not x.is_cuda or not runs:
-        return reference_layer.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
+        return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
     logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
     return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from kdlab.checks import check_float, check_int, check_shape
 from kdlab.errors import ArgumentError, ShapeError
-from kdlab.kernels import reference_shards
+from kdlab.kernels import reference
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.logits import runs_kernel
-from kdlab.kernels.reference import TOP_P_REACHED
-from kdlab.kernels.reference_shards import SampleShard
+from kdlab.kernels.reference import TOP_P_REACHED, SampleShard
 from kdlab.kernels.target_sample import MAX_CANDIDATES, as_signed, check_sampling, launch, noise_arguments
 
 __all__ = ["SampleShard", "choose_token", "merge_candidates", "target_sample_shard", "top_p_mass_shard"]
@@ -58,7 +57,7 @@ def target_sample_shard(
     num_ids, first_id = _check_columns(logits, num_ids, first_id)
     capacity = 1 if temperature == 0.0 or top_p == 1.0 else MAX_CANDIDATES
     if not runs_kernel("target_sample_shard", logits, impl):
-        return reference_shards.target_sample_shard(
+        return reference.target_sample_shard(
             logits[..., :num_ids], first_id, capacity,
             temperature=temperature, seed=seed, stream=stream, position=position,
         )  # fmt: skip
@@ -131,7 +130,7 @@ def top_p_mass_shard(
     check_float("temperature", temperature, above=0.0)
     num_ids, first_id = _check_columns(logits, num_ids, first_id)
     if not runs_kernel("top_p_mass_shard", logits, impl):
-        return reference_shards.top_p_mass_shard(
+        return reference.top_p_mass_shard(
             logits[..., :num_ids], candidates, first_id, temperature=temperature
         )
     _, token_ids, values, top = candidates

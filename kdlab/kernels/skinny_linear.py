@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import jit, reference_layer
+from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
@@ -68,11 +68,11 @@ def skinny_linear(
     if dtype not in (None, x.dtype, torch.float32):
         raise ShapeError("dtype", f"{x.dtype} or float32", dtype)
     if impl == "reference" or not x.is_cuda:
-        return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
+        return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
     if impl == "auto" and choose_linear(x.unsqueeze(0), weight.unsqueeze(0)) == "torch":
         if dtype is torch.float32 and x.dtype in MMA_DTYPES:
             return torch.mm(x, weight.mT, out_dtype=dtype)  # without float32 copies of both
-        return reference_layer.skinny_linear(x, weight, gated=gated, dtype=dtype)
+        return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
     _check_for_kernel(x.unsqueeze(0), weight.unsqueeze(0))
     return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
-from kdlab.kernels import jit, reference_streams
+from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
-from kdlab.kernels.reference_streams import NO_STOP
+from kdlab.kernels.reference import NO_STOP
 
 __all__ = ["NO_STOP", "Advance", "stream_advance", "stream_advance_cost"]
 
@@ -77,7 +77,7 @@ def stream_advance(
     read = {"length": length, "bonus": bonus, "status": status, "cap": cap}
     written = {"start": start, "anchor": anchor, "running": running, "num_tokens": num_tokens, "stop": stop}
     _check(token, path, is_stop, read | written)
-    run = reference_streams.stream_advance if impl == "reference" or not token.is_cuda else _stream_advance
+    run = reference.stream_advance if impl == "reference" or not token.is_cuda else _stream_advance
     accepted = (token, path, length, bonus, status)
     return Advance(*run(*accepted, is_stop, cap, start, anchor, running, num_tokens, stop, tail))
 

@@ -10,9 +10,9 @@ from kdlab.errors import UnsupportedDevice
 from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.forward_rows import forward_rows
 from kdlab.kernels.jit import arch_of
-from kdlab.kernels.mla import Keys, attend, own_keys
+from kdlab.kernels.mla import Keys, attend, compute_dtype, own_keys
 from kdlab.kernels.norm_rope import DTYPES, norm_rope
-from kdlab.kernels.reference import compute_dtype, rms_norm
+from kdlab.kernels.reference import rms_norm
 from kdlab.kernels.rope import pair_tables, rope_tables, rotate
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_matmul
 from kdlab.kernels.stage import stage

@@ -9,8 +9,7 @@ from kdlab.checks import check_int
 from kdlab.config import TargetConfig
 from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.kv_commit import kv_commit
-from kdlab.kernels.mla import Keys, cache_rows, visible_keys
-from kdlab.kernels.reference import compute_dtype
+from kdlab.kernels.mla import Keys, cache_rows, compute_dtype, visible_keys
 
 
 @dataclass(frozen=True, eq=False)

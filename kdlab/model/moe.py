@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from kdlab.config import INT4_GROUP, TargetConfig
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.int4 import VALUES_PER_WORD
+from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.moe_int4 import moe_int4
-from kdlab.kernels.reference import compute_dtype
 from kdlab.kernels.router import router
 from kdlab.kernels.stage import stage
 from kdlab.model.layers import Part, SwiGlu, prefixed, weight

@@ -16,11 +16,11 @@ from kdlab.study.repetition import repeated_share, repetition, without_loops
 from kdlab.study.siblings import acceptance_after_sibling
 from kdlab.study.summary import length_histogram, summarize
 from kdlab.study.sweeps import chosen_budgets, sweep, sweep_ar
-from kdlab.study.traces import check_trace, load_trace, save_trace
-from kdlab.study.traces_engines import import_responses
-from kdlab.study.traces_jsonl import read_json_lines
-from kdlab.study.traces_rounds import RoundTrace, round_trace, trace_of_run
-from kdlab.study.traces_table import trace_limits, trace_summary, traces_table
+from kdlab.study.traces.engines import import_responses
+from kdlab.study.traces.files import check_trace, load_trace, save_trace
+from kdlab.study.traces.jsonl import read_json_lines
+from kdlab.study.traces.rounds import RoundTrace, round_trace, trace_of_run
+from kdlab.study.traces.table import trace_limits, trace_summary, traces_table
 
 __all__ = [
     "BestBudget",

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from kdlab.decode.field import DraftField
-from kdlab.study.traces_rounds import RoundTrace
-from kdlab.study.traces_table import trace_summary
+from kdlab.study.traces.rounds import RoundTrace
+from kdlab.study.traces.table import trace_summary
 from kdlab.study.workloads import Line
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from kdlab.decode.field import DraftField, PromptField
 from kdlab.errors import ArgumentError
 from kdlab.study.compare import ACCEPTANCE_FIELDS, is_simulated
-from kdlab.study.traces_rounds import RoundTrace
+from kdlab.study.traces.rounds import RoundTrace
 
 COLUMNS = (
     "method",

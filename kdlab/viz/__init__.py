@@ -8,8 +8,6 @@ from kdlab.viz.acceptance import (
     plot_rank_heatmap,
 )
 from kdlab.viz.arms import arm_label
-from kdlab.viz.explorer import TreeExplorer
-from kdlab.viz.explorer_acceptance import AcceptanceExplorer
 from kdlab.viz.findings import (
     acceptance_findings,
     cost_findings,
@@ -17,11 +15,8 @@ from kdlab.viz.findings import (
     paired_findings,
     speed_findings,
 )
-from kdlab.viz.kernel_explorer import KernelExplorer
 from kdlab.viz.kernels import plot_bytes_read, plot_kernel_dots, plot_kernel_errors, plot_kernel_growth
 from kdlab.viz.kinds import kind_findings, plot_by_kind
-from kdlab.viz.live_sweep import LiveSweep
-from kdlab.viz.live_sweep_figure import live_findings, plot_live_sweep
 from kdlab.viz.nsight import plot_busy_share, plot_stage_shares, plot_timeline
 from kdlab.viz.nsight_counters import plot_roofline, plot_stage_bytes, plot_tensor_use
 from kdlab.viz.nsight_words import counter_findings, round_findings
@@ -33,7 +28,12 @@ from kdlab.viz.theme import caption, figure_of, png_bytes
 from kdlab.viz.traces import plot_trace, trace_findings
 from kdlab.viz.trees import plot_draft_tree, plot_rounds, round_title
 from kdlab.viz.verdict import LiveMargin, live_margin, verdict
-from kdlab.viz.widgets import RoundViewer
+from kdlab.viz.widgets.acceptance_explorer import AcceptanceExplorer
+from kdlab.viz.widgets.kernel_explorer import KernelExplorer
+from kdlab.viz.widgets.live_sweep import LiveSweep
+from kdlab.viz.widgets.live_sweep_figure import live_findings, plot_live_sweep
+from kdlab.viz.widgets.round_viewer import RoundViewer
+from kdlab.viz.widgets.tree_explorer import TreeExplorer
 from kdlab.viz.wording import best_sentence, percent, plain_sentences
 
 __all__ = [

@@ -7,8 +7,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 
 from kdlab.errors import ArgumentError, ShapeError
-from kdlab.kernels.int4 import pack_int4, unpack_int4
-from kdlab.kernels.reference import dequantize_int4
+from kdlab.kernels.int4 import dequantize_int4, pack_int4, unpack_int4
 
 ARGS = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
 

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 
 from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels.experts import DenseExperts, PackedExperts
-from kdlab.kernels.int4 import pack_int4
-from kdlab.kernels.reference import dequantize_int4, kv_commit, moe_experts, rms_norm, verify_attention
+from kdlab.kernels.int4 import dequantize_int4, pack_int4
+from kdlab.kernels.reference import kv_commit, moe_experts, rms_norm, verify_attention
 
 HEADS, LATENT, ROPE, SCALE = 3, 12, 4, 0.3
 WIDTH = LATENT + ROPE

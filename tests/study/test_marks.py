@@ -7,7 +7,7 @@ import pytest
 from kdlab.study.marks import published_marks, published_pairs, trace_mark
 from kdlab.study.published import published_acceptance
 from kdlab.study.sweep_file import sweep_arms
-from kdlab.study.traces_rounds import round_trace
+from kdlab.study.traces.rounds import round_trace
 from kdlab.study.workloads import Line, Profile
 from tests.study.fields import draft_field
 from tests.study.traces import PROVENANCE

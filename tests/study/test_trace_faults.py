@@ -12,8 +12,8 @@ import kdlab
 from kdlab import study
 from kdlab.errors import ArgumentError, SchemaError
 from kdlab.parquet import write_table
-from kdlab.study.traces_rounds import ROUND_TRACE_FORMAT
-from kdlab.study.traces_rules import ENGINE_RULES, PROVENANCE_RULES, ROUND_PROVENANCE_RULES
+from kdlab.study.traces.rounds import ROUND_TRACE_FORMAT
+from kdlab.study.traces.rules import ENGINE_RULES, PROVENANCE_RULES, ROUND_PROVENANCE_RULES
 from tests.study.traces import EXAMPLES, KIND, PROVENANCE, ROUNDS, known_field, made_trace
 
 

@@ -11,7 +11,7 @@ import kdlab
 from kdlab import study
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.compare import TRACE_FIELDS, check_comparable
-from kdlab.study.traces_rules import ENGINE_RULES, PROVENANCE_RULES, ROUND_PROVENANCE_RULES
+from kdlab.study.traces.rules import ENGINE_RULES, PROVENANCE_RULES, ROUND_PROVENANCE_RULES
 from tests.pairs import tiny_pair
 from tests.study.traces import EXAMPLES, PAGE, PROVENANCE, known_field, made_trace
 

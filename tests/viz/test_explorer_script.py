@@ -14,9 +14,9 @@ from kdlab.viz.round_drawing import arrange
 from tests.viz.node import run_module
 from tests.viz.samples import TOKENIZER, Words, branched_record, make_record, make_run
 
-SOURCES = sorted(Path(viz.__file__).parent.glob("*.js"))
+SOURCES = sorted(Path(viz.__file__).parent.rglob("*.js"))
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = Path(viz.__file__).parent / "tree_explorer.js"
+MODULE = Path(viz.__file__).parent / "widgets" / "tree_explorer.js"
 
 
 def random_record(num_nodes, seed=0):
@@ -126,7 +126,8 @@ def test_scripts_write_text_only_and_load_nothing(path):
 
 
 def test_scripts_and_styles_are_packed():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kdlab.viz"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    patterns = data["kdlab.viz.widgets"]
     others = [path for path in MODULE.parent.iterdir() if path.is_file() and path.suffix != ".py"]
     assert {path.name for path in others} >= {"tree_explorer.js", "tree_explorer.css", "figure_image.js"}
     assert [path.name for path in others if not any(path.match(pattern) for pattern in patterns)] == []

@@ -16,8 +16,8 @@ from kdlab.errors import ArgumentError
 from kdlab.paths import DATA
 from kdlab.profiling import launches_frame
 from kdlab.viz import KernelExplorer, png_bytes
-from kdlab.viz.kernel_explorer_lines import KernelLines
 from kdlab.viz.kernels import arm_style
+from kdlab.viz.widgets.kernel_explorer_lines import KernelLines
 from tests.bench.samples import kernel_rows
 from tests.profiling.samples import PROVENANCE, launch
 
@@ -100,7 +100,7 @@ def test_arms_of_an_op_are_told_apart_by_hue_or_mark(table):
 
 
 def test_the_page_knows_how_to_draw_every_mark():
-    page = (Path(kdlab.viz.__file__).parent / "kernel_explorer.js").read_text()
+    page = (Path(kdlab.viz.__file__).parent / "widgets" / "kernel_explorer.js").read_text()
     marks = page.split("const MARKS = {")[1].split("};")[0]
     drawn = set(re.findall(r"""(?:^|[ ,])"?([^\s",:]+)"?: "M""", marks, flags=re.MULTILINE))
     rows = read_rows(DATA / "recorded" / "kernels-h200.parquet").to_dict("records")

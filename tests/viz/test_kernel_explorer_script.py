@@ -11,7 +11,7 @@ from tests.bench.samples import kernel_rows
 from tests.viz.node import run_module
 from tests.viz.test_kernel_explorer import counted
 
-MODULE = Path(viz.__file__).parent / "kernel_explorer.js"
+MODULE = Path(viz.__file__).parent / "widgets" / "kernel_explorer.js"
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def until(truth):
 
 
 def test_turns_update_number_and_curve_in_place_and_print_nothing(work, capsys, monkeypatch):
-    monkeypatch.setattr("kdlab.viz.live_sweep._WORDS_S", 0.05)
+    monkeypatch.setattr("kdlab.viz.widgets.live_sweep._WORDS_S", 0.05)
     live = LiveSweep(work, 6)
     image, before = live.drawing, live.drawing.png
     assert (live.state, live.result.shape) == ("ready", (0, len(COLUMNS)))

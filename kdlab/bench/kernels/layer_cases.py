@@ -17,7 +17,7 @@ from kdlab.bench.kernels.case import (
     relative_error,
     wrong_share,
 )
-from kdlab.kernels import reference_layer
+from kdlab.kernels import reference
 from kdlab.kernels.add_norm import add_norm, add_norm_cost
 from kdlab.kernels.router import router, router_cost
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost, skinny_matmul
@@ -53,7 +53,7 @@ def linear_case(name: str, rows: int, features: int, inputs: int, *, default: bo
 
     arms = {
         "cuda": Arm(lambda inputs: skinny_linear(**inputs, impl="cuda"), error, 1e-2, goal=True),
-        "cublas": Arm(lambda inputs: reference_layer.skinny_linear(**inputs), error, 1e-2, own=False),
+        "cublas": Arm(lambda inputs: reference.skinny_linear(**inputs), error, 1e-2, own=False),
     }
     cost = skinny_linear_cost(rows, features, inputs)
     sizes = {"of": name, "rows": rows, "features": features, "inputs": inputs}
@@ -95,13 +95,13 @@ def norm_case(rows: int, width: int, *, update: bool, default: bool = True) -> C
         return {"x": normal(rows, width, seed=seed), "update": added, "weight": normal(width, seed=seed + 2)}
 
     def error(inputs: Inputs, out: tuple[Tensor, Tensor]) -> float:
-        total = reference_layer.add_norm(**inputs, eps=_EPS)[0].double()
-        exact = reference_layer.add_norm(total, None, inputs["weight"].double(), _EPS)
+        total = reference.add_norm(**inputs, eps=_EPS)[0].double()
+        exact = reference.add_norm(total, None, inputs["weight"].double(), _EPS)
         return max(relative_error(part, best) for part, best in zip(out, exact, strict=True))
 
     arms = {
         "cuda": Arm(lambda inputs: add_norm(**inputs, eps=_EPS, impl="cuda"), error, 1e-2, goal=True),
-        "torch": Arm(lambda inputs: reference_layer.add_norm(**inputs, eps=_EPS), error, 1e-2, own=False),
+        "torch": Arm(lambda inputs: reference.add_norm(**inputs, eps=_EPS), error, 1e-2, own=False),
     }
     cost = add_norm_cost(rows, width, update=update)
     sizes = {"rows": rows, "width": width, "update": update}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kdlab.kernels.mla import compute_dtype
-from kdlab.kernels.reference import rms_norm
+from kdlab.kernels.reference.ops import rms_norm
 from kdlab.kernels.rope import apply_rope
 
 

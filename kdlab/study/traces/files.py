@@ -16,10 +16,10 @@ from kdlab.decode.run_row import RUN_KEY
 from kdlab.decode.storage import load_field, load_run, save_field
 from kdlab.errors import ArgumentError, SchemaError, TreeError
 from kdlab.parquet import KIND_KEY, VERSION_KEY, read_table, write_table
-from kdlab.study.traces_field import field_faults, field_header, field_rows, read_field
-from kdlab.study.traces_jsonl import Line, check_header, read_lines, write_lines
-from kdlab.study.traces_rounds import ROUND_TRACE_FORMAT, RoundTrace, gather_rounds, round_faults, trace_of_run
-from kdlab.study.traces_rules import provenance_faults
+from kdlab.study.traces.field import field_faults, field_header, field_rows, read_field
+from kdlab.study.traces.jsonl import Line, check_header, read_lines, write_lines
+from kdlab.study.traces.rounds import ROUND_TRACE_FORMAT, RoundTrace, gather_rounds, round_faults, trace_of_run
+from kdlab.study.traces.rules import provenance_faults
 
 Trace = RoundTrace | DraftField
 _VERSIONS = {ROUND_TRACE_FORMAT.kind: ROUND_TRACE_FORMAT.version, FIELD_FORMAT.kind: FIELD_FORMAT.version}

@@ -1,4 +1,4 @@
-// The front end of kdlab.viz.explorer_figure.FigureImage: a PNG that is replaced in place, with its words.
+// The front end of kdlab.viz.widgets.figure_image.FigureImage: a PNG that is replaced in place, with its words.
 
 function render({ model, el }) {
   const image = document.createElement("img");

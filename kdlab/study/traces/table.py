@@ -12,7 +12,7 @@ from kdlab.study.compare import ACCEPTANCE_FIELDS, TRACE_FIELDS, check_comparabl
 from kdlab.study.controls import sweep_chains
 from kdlab.study.summary import summarize
 from kdlab.study.sweeps import sweep, sweep_ar
-from kdlab.study.traces_rounds import RoundTrace
+from kdlab.study.traces.rounds import RoundTrace
 from kdlab.study.walk import COLUMNS, rounds_row
 
 

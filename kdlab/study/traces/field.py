@@ -11,8 +11,8 @@ from kdlab.decode.field_table import FIELD_FORMAT, prompt_entry
 from kdlab.decode.run_row import COUNT, IDS, TEXT, Rule
 from kdlab.errors import ArgumentError
 from kdlab.parquet import KIND_KEY, VERSION_KEY
-from kdlab.study.traces_jsonl import Line
-from kdlab.study.traces_rules import key_faults, provenance_faults, rule_faults
+from kdlab.study.traces.jsonl import Line
+from kdlab.study.traces.rules import key_faults, provenance_faults, rule_faults
 
 _HEADER_RULES: dict[str, Rule] = {name: ("a count of at least 1", lambda value: COUNT[1](value) and value >= 1)
                                   for name in ("top_k", "vocab_size", "depth_limit")}  # fmt: skip

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from kdlab.checks import check_int
 from kdlab.errors import ArgumentError
 from kdlab.study.walk import COLUMNS
-from kdlab.viz.explorer_figure import FigureImage
-from kdlab.viz.live_sweep_figure import plot_live_sweep
+from kdlab.viz.widgets.figure_image import FigureImage
+from kdlab.viz.widgets.live_sweep_figure import plot_live_sweep
 
 _END_S = 5.0
 """How long whoever takes the widget away waits for the round that runs."""

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kdlab.kernels.reference import compute_dtype, rms_norm
+from kdlab.kernels.mla import compute_dtype
+from kdlab.kernels.reference.ops import rms_norm
 
 
 def add_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

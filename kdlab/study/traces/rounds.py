@@ -10,7 +10,7 @@ import pyarrow as pa
 from kdlab.decode.records import Run
 from kdlab.errors import ArgumentError, SchemaError
 from kdlab.parquet import TableFormat
-from kdlab.study.traces_rules import RoundChecker, provenance_faults
+from kdlab.study.traces.rules import RoundChecker, provenance_faults
 
 ROUND_TRACE_FORMAT = TableFormat(
     kind="trace_rounds",
@@ -55,7 +55,7 @@ class RoundTrace:
 
     @property
     def method(self) -> str:
-        """What made the rounds, one of `kdlab.study.traces_rules.METHODS`."""
+        """What made the rounds, one of `kdlab.study.traces.rules.METHODS`."""
         return str(self.provenance["method"])
 
     @property

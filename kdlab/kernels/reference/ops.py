@@ -1,7 +1,4 @@
-"""Every op in plain torch, at any float dtype and on any device: the specification of the kernels.
-
-What an op needs besides stands beside this file: `mla` (visible keys and attention), `experts`, `int4`, `philox`.
-"""
+"""The eight ops of the design in plain torch, and the RMSNorm that others build on."""
 
 from typing import NamedTuple
 
@@ -11,21 +8,8 @@ from torch.nn import functional as F
 
 from kdlab.checks import check_int, check_shape
 from kdlab.kernels.experts import ExpertWeights
-from kdlab.kernels.int4 import dequantize_int4
 from kdlab.kernels.mla import attend, cache_rows, compute_dtype, visible_keys
 from kdlab.kernels.philox import gumbel_noise
-
-__all__ = [
-    "TopK",
-    "compute_dtype",
-    "dequantize_int4",
-    "draft_topk",
-    "kv_commit",
-    "moe_experts",
-    "rms_norm",
-    "target_sample",
-    "verify_attention",
-]
 
 TOP_P_REACHED = 1 - 2.0**-32
 """Share of top_p that counts as reached, so that masses equal but for the order of their sum keep the same tokens."""

@@ -10,9 +10,9 @@ import traitlets
 from matplotlib.figure import Figure
 
 from kdlab.errors import ArgumentError
-from kdlab.viz.kernel_explorer_lines import KernelLines
 from kdlab.viz.kernels import plot_kernel_growth
 from kdlab.viz.theme import caption
+from kdlab.viz.widgets.kernel_explorer_lines import KernelLines
 
 _TIMES = ("us", "p10", "p90", "warm_us", "eager_us", "goal_us")
 

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 from kdlab.checks import check_choice
 from kdlab.decode.run_row import COUNT
 from kdlab.errors import SchemaError
-from kdlab.study.traces_rounds import RoundTrace, round_trace
+from kdlab.study.traces.rounds import RoundTrace, round_trace
 
 _Round = tuple[int, int]  # accepted, drafted
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")

@@ -19,8 +19,8 @@ from kdlab.study import (
 )
 from kdlab.tree import MAX_BUDGET
 from kdlab.viz import acceptance
-from kdlab.viz.explorer_figure import FigureImage
 from kdlab.viz.siblings import plot_after_sibling
+from kdlab.viz.widgets.figure_image import FigureImage
 
 _EVERY_KIND = "every kind"
 _Plot = Callable[..., Axes]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.philox import gumbel_noise
-from kdlab.kernels.reference import rank_top
+from kdlab.kernels.reference.ops import rank_top
 
 
 class TopKShard(NamedTuple):
