@@ -1,18 +1,12 @@
 """`kdlab profile`: where the time of rounds and kernels goes, launch by launch."""
 
 import argparse
-import gc
-import json
-import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import print_json, print_table, say
 from kdlab.cli.usage import add_group, add_verb, names, numbers
-from kdlab.errors import ArgumentError, KdlabError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,11 +26,6 @@ NOTES = """Counters come from Nsight Compute (`ncu`), which runs each launch alo
 timeline comes from torch.profiler, which watches eager and captured rounds run. FILE keeps what it has of the other
 subject (round or kernels) from the same GPU.
 """
-_COUNTED_LAYERS = 4
-_KINDS = ("timeline", "counters")
-
-Job = tuple[str, list[dict[str, Any]]]
-"""What is done, one of _KINDS, and the arguments of `profiled` for each subject."""
 
 
 def add_profile(verbs: Any) -> None:
@@ -62,7 +51,7 @@ def _add_round(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1024, metavar="N", help=context)
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="of k2.6: whose slice (default: %(default)s)")
     parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="of k2.6 (default: %(default)s)")
-    layers = f"of k2.6 (default: {_COUNTED_LAYERS} under ncu; the timeline has these and all 61)"
+    layers = "of k2.6 (default: 4 under ncu; the timeline has these and all 61)"
     parser.add_argument("--layers", type=int, metavar="N", help=layers)
     parser.add_argument("--per-layer", action="store_true", help="note the target's layer of each launch")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="of the timeline (default: %(default)s)")
@@ -72,12 +61,11 @@ def _add_round(parser: argparse.ArgumentParser) -> None:
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", type=names, metavar="OP,...", help="(default: all)")
     parser.add_argument("--heads", type=numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
-    parser.set_defaults(per_layer=False, repeats=1)
     _add_shared(parser, "counters, and the timeline where there are none", 60.0)
 
 
 def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -> None:
-    parser.add_argument("--only", choices=_KINDS, help=f"(default: {sources})")
+    parser.add_argument("--only", choices=("timeline", "counters"), help=f"(default: {sources})")
     limit = "for all of it; what is under way then ends within half a minute (default: %(default)s)"
     parser.add_argument("--seconds", type=float, default=seconds, help=limit)
     parser.add_argument("-o", "--out", metavar="FILE", help="save the launches as Parquet")
@@ -85,49 +73,31 @@ def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -
 
 def run_profile_round(arguments: argparse.Namespace) -> int:
     """Profile rounds of models; print a line a stage."""
-    shared = {name: getattr(arguments, name) for name in ("rows", "streams", "context", "ranks", "experts")}
-    counted: list[dict[str, Any]] = []
-    timed: list[dict[str, Any]] = []
-    for model in arguments.model:
-        few = arguments.layers or (_COUNTED_LAYERS if model == "k2.6" else None)
-        every = [arguments.layers] if arguments.layers or model != "k2.6" else [None, few]
-        counted.append(shared | {"subject": "round", "model": model, "layers": few})
-        timed += [shared | {"subject": "round", "model": model, "layers": layers} for layers in every]
-    return _run(arguments, "round", [*(("timeline", [options]) for options in timed), ("counters", counted)])
+    from kdlab.profiling import profile_rounds
+
+    sizes = {name: getattr(arguments, name) for name in ("rows", "streams", "context", "ranks", "experts")}
+    options = {"layers": arguments.layers, "per_layer": arguments.per_layer, "repeats": arguments.repeats}
+    return _run(arguments, "round", partial(profile_rounds, arguments.model, **options, **sizes))
 
 
 def run_profile_kernels(arguments: argparse.Namespace) -> int:
     """Profile the ops of the kernel benchmark; print a line a case."""
+    from kdlab.profiling import profile_kernels
+
     chosen = {name: value for name in ("ops", "heads") if (value := getattr(arguments, name)) is not None}
-    options = {"subject": "kernels", **chosen}
-    return _run(arguments, "kernels", [("counters", [options]), ("timeline", [options])])
+    return _run(arguments, "kernels", partial(profile_kernels, **chosen))
 
 
-def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> int:
-    begin = time.monotonic()
+def _run(arguments: argparse.Namespace, subject: str, profile: "Callable[..., pd.DataFrame]") -> int:
     import pandas as pd
 
-    from kdlab.checks import check_float
     from kdlab.profiling import rows_beside, summary_lines, summary_table, write_launches
 
-    seconds = check_float("--seconds", arguments.seconds, above=0.0)
     kept = rows_beside(arguments.out, subject) if arguments.out else None
-    frames: list[pd.DataFrame] = []
-    said: list[str] = []
-    for kind, subjects in jobs:
-        if arguments.only not in (None, kind) or (subject == "kernels" and frames):
-            continue
-        frame, messages = _try(kind, subjects, begin + seconds - time.monotonic(), arguments)
-        for line in messages:
-            if line not in said:
-                said.append(line)
-                say(line)
-        if frame is not None and not frame.empty:
-            frames.append(frame)
-    if not frames:
+    found = profile(only=arguments.only, seconds=arguments.seconds, tell=_once())
+    if found.empty:
         say("nothing could be profiled")
         return 1
-    found = pd.concat(frames, ignore_index=True)
     if arguments.out:
         write_launches(found if kept is None else pd.concat([kept, found], ignore_index=True), arguments.out)
     table, lines = summary_table(found), summary_lines(found)
@@ -142,60 +112,16 @@ def _run(arguments: argparse.Namespace, subject: str, jobs: Sequence[Job]) -> in
     return 0
 
 
-def _try(
-    kind: str, subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
-) -> "tuple[pd.DataFrame | None, list[str]]":
-    """Do one job; what this machine cannot do is a message, and the others go on."""
-    name = f"{kind} of {', '.join(options.get('model', 'the kernels') for options in subjects)}"
-    if seconds <= 0.0:
-        return None, [f"{name}: left out, out of time"]
-    try:
-        return (_count if kind == "counters" else _watch)(subjects, seconds, arguments)
-    except ArgumentError:
-        raise
-    except KdlabError as failure:
-        return None, [f"{name}: {failure}"]
+def _once() -> "Callable[[str], None]":
+    """Say each sentence once: several models may lack the same thing."""
+    said: set[str] = set()
 
+    def tell(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
 
-def _count(
-    subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
-) -> "tuple[pd.DataFrame, list[str]]":
-    from kdlab.bench.timing import require_gpu
-    from kdlab.profiling import MANY_PASSES, METRICS, count_launches
-
-    require_gpu("hardware counters")
-    _let_go()
-    once = [name for name in METRICS if name not in MANY_PASSES or subjects[0]["subject"] == "kernels"]
-    with tempfile.TemporaryDirectory() as folder:
-        facts = Path(folder) / "facts.json"
-        task = {"options": subjects, "facts": str(facts), "layers": arguments.per_layer, "until": time.time() + seconds}
-        child = [sys.executable, "-m", "kdlab.cli.profile_child", json.dumps(task)]
-        return count_launches(child, facts, seconds=seconds, columns=once)
-
-
-def _watch(
-    subjects: list[dict[str, Any]], seconds: float, arguments: argparse.Namespace
-) -> "tuple[pd.DataFrame, list[str]]":
-    import torch
-
-    from kdlab.bench.profiled import profiled
-    from kdlab.profiling import profile_timeline
-
-    _let_go()
-    try:
-        subject = profiled(**subjects[0])
-        layers, repeats = arguments.per_layer, arguments.repeats
-        return profile_timeline(subject.works, subject.provenance, repeats=repeats, layers=layers, seconds=seconds)
-    except torch.OutOfMemoryError as failure:
-        raise KdlabError(str(failure).splitlines()[0]) from failure
-
-
-def _let_go() -> None:
-    """Give back the memory of the last subject's weights and graphs."""
-    import torch
-
-    gc.collect()
-    torch.cuda.empty_cache()
+    return tell
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

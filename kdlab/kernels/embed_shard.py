@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
-from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
 
 _THREADS, _WORD_BYTES = 256, 16  # as in the .cu
@@ -60,11 +59,6 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
 def has_kernel(width: int, dtype: torch.dtype) -> bool:
     """Say whether the kernel copies rows of `width` values that lie side by side."""
     return width * dtype.itemsize % _WORD_BYTES == 0
-
-
-def embed_shard_cost(num_tokens: int, width: int, *, itemsize: int = 2) -> Cost:
-    """Return the cost of `num_tokens` tokens, all of this shard: a row read and a row written each."""
-    return Cost(2 * num_tokens * width * itemsize)
 
 
 @cuda_op("embed_shard")

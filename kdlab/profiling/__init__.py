@@ -1,6 +1,6 @@
 """Profiling room: what the hardware's own counters say of a kernel, and which kernels a round launches."""
 
-from kdlab.profiling.counted import MANY_PASSES, METRICS, count_launches, run_marked
+from kdlab.profiling.counted import count_launches, run_marked
 from kdlab.profiling.counters import COUNTERS, Counter, collect_counters
 from kdlab.profiling.launches import (
     LAUNCHES_FORMAT,
@@ -15,6 +15,7 @@ from kdlab.profiling.launches import (
     write_launches,
 )
 from kdlab.profiling.nsys import read_nsys
+from kdlab.profiling.profile import profile_kernels, profile_rounds
 from kdlab.profiling.ranges import nvtx_ranges
 from kdlab.profiling.round_tables import (
     CALLS,
@@ -36,8 +37,6 @@ __all__ = [
     "CALLS",
     "COUNTERS",
     "LAUNCHES_FORMAT",
-    "MANY_PASSES",
-    "METRICS",
     "MODES",
     "PHASES",
     "SOURCES",
@@ -56,6 +55,8 @@ __all__ = [
     "middle_times",
     "nvtx_ranges",
     "phase_of",
+    "profile_kernels",
+    "profile_rounds",
     "profile_timeline",
     "read_nsys",
     "round_times",

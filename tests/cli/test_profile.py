@@ -86,7 +86,8 @@ def test_without_time_everything_is_left_out_and_it_is_said(capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["round", "--seconds", "0"], "--seconds"), (["round", "--model", "tiny", "--rows", "1"], "rows: expected"),
+    [(["round", "--seconds", "0"], "seconds: expected"),
+     (["round", "--model", "tiny", "--rows", "1"], "rows: expected"),
      (["round", "--model", "nothing"], "nothing"), (["kernels", "--heads", "x"], "invalid"), ([], "SUBJECT")],
 )  # fmt: skip
 def test_bad_words_are_refused(words, message, capsys):

@@ -1,4 +1,4 @@
-"""`python -m kdlab.cli.profile_child TASK`: what `kdlab profile` starts under Nsight Compute."""
+"""`python -m kdlab.profiling.profile_child TASK`: what `kdlab.profiling.profile` starts under Nsight Compute."""
 
 import json
 import sys
