@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Literal
 
 import torch
 
@@ -14,6 +15,35 @@ _WARPS, _TILE_PICKS = THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
 MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
+Path = Literal["row", "rows"]
+
+
+def moe_path(
+    num_rows: int,
+    top_k: int,
+    dtype: torch.dtype,
+    scale: torch.dtype | None,
+    width: int,
+    inner: int,
+    num_experts: int,
+) -> tuple[Path, jit.Build]:
+    """Return which kernels run, and their build: the host knows shapes and the number of rows, never who picks whom.
+
+    Args:
+        num_rows: T, at least 1.
+        top_k: k.
+        dtype: of the rows.
+        scale: dtype of INT4 weights' scales, None for dense weights.
+        width: D.
+        inner: I.
+        num_experts: E.
+    """
+    shape = (width, inner, num_experts)
+    if num_rows == 1 and scale is not None and top_k <= MOST_ROW_PICKS:
+        row = row_build(dtype, scale, *shape)
+        if row is not None:
+            return "row", row
+    return "rows", rows_build(dtype, scale, *shape)
 
 
 @functools.lru_cache(maxsize=64)

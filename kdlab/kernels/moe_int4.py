@@ -1,21 +1,19 @@
 """moe_int4: the experts of a few rows, INT4 or dense, grouped on the device; each distinct expert is read once."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_float
 from kdlab.config import INT4_GROUP
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
-from kdlab.kernels import jit
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
-from kdlab.kernels.moe_builds import MOST_ROW_PICKS, THREADS, blocks_per_sm, row_build, row_features, rows_build
+from kdlab.kernels.moe_builds import moe_path, rows_build
 from kdlab.kernels.moe_checks import check_moe
+from kdlab.kernels.moe_launch import RUN, ExpertSet
 from kdlab.kernels.reference import moe_experts
 
 _ALIGNMENT = 16
@@ -156,21 +154,6 @@ def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | Non
         raise NotSupported("expert_ids", f"at most {_MAX_PICKS:,} picks", expert_ids.numel())
 
 
-class _Set(NamedTuple):
-    """Experts that share a format: the routed ones, or the shared one."""
-
-    build: jit.Build
-    ids: Tensor | None  # None: every row goes to expert 0
-    gate_up: Tensor
-    gate_up_scale: Tensor | None
-    down: Tensor
-    down_scale: Tensor | None
-
-    @property
-    def inner(self) -> int:
-        return self.gate_up.shape[1] // 2
-
-
 @cuda_op("moe_int4")
 def _moe_int4(
     x: Tensor,
@@ -195,76 +178,13 @@ def _moe_int4(
     shared = None
     if shared_gate_up is not None and shared_down is not None:
         alone = rows_build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
-        shared = _Set(alone, None, shared_gate_up, None, shared_down, None)
-    row = None
-    if num_rows == 1 and gate_up_scale is not None and expert_ids.shape[1] <= MOST_ROW_PICKS:
-        row = row_build(x.dtype, gate_up_scale.dtype, width, inner, num_experts)
-    if row is not None:
-        return _run_row(x, weights, _Set(row, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
-    build = rows_build(x.dtype, None if gate_up_scale is None else gate_up_scale.dtype, width, inner, num_experts)
-    return _run_rows(x, weights, _Set(build, expert_ids, gate_up, gate_up_scale, down, down_scale), shared)
-
-
-def _run_rows(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
-    """Launch for any number of rows. The shared expert's products stand where they can run beside the routed ones."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
-    slots = top_k + (shared is not None)
-    out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
-    hidden = x.new_empty(num_rows, top_k, routed.inner)
-    shared_hidden = _shared_up(x, shared)
-    _gate_up(routed, x, hidden, beside=shared is not None)
-    _down(routed, hidden, parts, first_slot=0, beside=False)
-    if shared is not None and shared_hidden is not None:
-        _down(shared, shared_hidden, parts, first_slot=top_k, beside=True)
-    grid = (num_rows, -(-width // (4 * THREADS)))
-    _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
-    return out
-
-
-def _run_row(x: Tensor, weights: Tensor, routed: _Set, shared: _Set | None) -> Tensor:
-    """Launch for one row: its picks have blocks of their own, and are added up by the kernel that makes them."""
-    width, top_k = x.shape[1], weights.shape[1]
-    out, hidden = torch.empty_like(x), x.new_empty(top_k, routed.inner)
-    part = None if shared is None else x.new_empty(1, 1, width, dtype=torch.float32)
-    shared_hidden = _shared_up(x, shared)
-    ids, build = routed.ids, routed.build
-    matrix = (routed.gate_up, routed.gate_up_scale)
-    grid = top_k * -(-routed.inner // row_features(width, gated=True))
-    _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
-    if shared is not None and shared_hidden is not None and part is not None:
-        _down(shared, shared_hidden, part, first_slot=0, beside=False)
-    grid = -(-width // row_features(routed.inner, gated=False))
-    _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
-    return out
-
-
-def _shared_up(x: Tensor, shared: _Set | None) -> Tensor | None:
-    if shared is None:
-        return None
-    hidden = x.new_empty(x.shape[0], 1, shared.inner)
-    _gate_up(shared, x, hidden, beside=False)
-    return hidden
-
-
-def _gate_up(one: _Set, x: Tensor, hidden: Tensor, *, beside: bool) -> None:
-    sizes = (*hidden.shape[:2], int(beside))
-    _launch(one.build, "moe_gate_up", _num_blocks(x), x, one.ids, one.gate_up, one.gate_up_scale, hidden, *sizes)
-
-
-def _down(one: _Set, hidden: Tensor, parts: Tensor, *, first_slot: int, beside: bool) -> None:
-    sizes = (*hidden.shape[:2], parts.shape[1], first_slot, int(beside))
-    _launch(one.build, "moe_down", _num_blocks(hidden), hidden, one.ids, one.down, one.down_scale, parts, *sizes)
-
-
-def _num_blocks(rows: Tensor) -> int:
-    return jit.num_sms(rows.device) * blocks_per_sm(rows.dtype)
+        shared = ExpertSet(alone, None, shared_gate_up, None, shared_down, None)
+    scale = None if gate_up_scale is None else gate_up_scale.dtype
+    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, width, inner, num_experts)
+    routed = ExpertSet(build, expert_ids, gate_up, gate_up_scale, down, down_scale)
+    return RUN[path](x, weights, routed, shared)
 
 
 @_moe_int4.register_fake
 def _(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x)
-
-
-def _launch(build: jit.Build, name: str, grid: int | tuple[int, int], rows: Tensor, *args: object) -> None:
-    kernel = jit.kernel(build, name, rows.device)
-    kernel.launch(grid, THREADS, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)

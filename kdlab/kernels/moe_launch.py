@@ -1,0 +1,92 @@
+"""How the kernels of moe_int4 are launched: one function a path, see `moe_builds.moe_path`."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kdlab.kernels import jit
+from kdlab.kernels.moe_builds import THREADS, Path, blocks_per_sm, row_features
+
+
+class ExpertSet(NamedTuple):
+    """Experts that share a format: the routed ones, or the shared one."""
+
+    build: jit.Build
+    ids: Tensor | None  # None: every row goes to expert 0
+    gate_up: Tensor
+    gate_up_scale: Tensor | None
+    down: Tensor
+    down_scale: Tensor | None
+
+    @property
+    def inner(self) -> int:
+        return self.gate_up.shape[1] // 2
+
+
+def _run_rows(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
+    """Launch for any number of rows. The shared expert's products stand where they can run beside the routed ones."""
+    (num_rows, width), top_k = x.shape, weights.shape[1]
+    slots = top_k + (shared is not None)
+    out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
+    hidden = x.new_empty(num_rows, top_k, routed.inner)
+    shared_hidden = _shared_up(x, shared)
+    _gate_up(routed, x, hidden, beside=shared is not None)
+    _down(routed, hidden, parts, first_slot=0, beside=False)
+    if shared is not None and shared_hidden is not None:
+        _down(shared, shared_hidden, parts, first_slot=top_k, beside=True)
+    grid = (num_rows, -(-width // (4 * THREADS)))
+    _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
+    return out
+
+
+def _run_row(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
+    """Launch for one row: its picks have blocks of their own, and are added up by the kernel that makes them."""
+    width, top_k = x.shape[1], weights.shape[1]
+    out, hidden = torch.empty_like(x), x.new_empty(top_k, routed.inner)
+    part = None if shared is None else x.new_empty(1, 1, width, dtype=torch.float32)
+    shared_hidden = _shared_up(x, shared)
+    ids, build = routed.ids, routed.build
+    matrix = (routed.gate_up, routed.gate_up_scale)
+    grid = top_k * -(-routed.inner // row_features(width, gated=True))
+    _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
+    if shared is not None and shared_hidden is not None and part is not None:
+        _down(shared, shared_hidden, part, first_slot=0, beside=False)
+    grid = -(-width // row_features(routed.inner, gated=False))
+    _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
+    return out
+
+
+def _shared_up(x: Tensor, shared: ExpertSet | None) -> Tensor | None:
+    if shared is None:
+        return None
+    hidden = x.new_empty(x.shape[0], 1, shared.inner)
+    _gate_up(shared, x, hidden, beside=False)
+    return hidden
+
+
+def _gate_up(one: ExpertSet, x: Tensor, hidden: Tensor, *, beside: bool) -> None:
+    sizes = (*hidden.shape[:2], int(beside))
+    _launch(one.build, "moe_gate_up", _num_blocks(x), x, one.ids, one.gate_up, one.gate_up_scale, hidden, *sizes)
+
+
+def _down(one: ExpertSet, hidden: Tensor, parts: Tensor, *, first_slot: int, beside: bool) -> None:
+    sizes = (*hidden.shape[:2], parts.shape[1], first_slot, int(beside))
+    _launch(one.build, "moe_down", _num_blocks(hidden), hidden, one.ids, one.down, one.down_scale, parts, *sizes)
+
+
+def _num_blocks(rows: Tensor) -> int:
+    return jit.num_sms(rows.device) * blocks_per_sm(rows.dtype)
+
+
+def _launch(build: jit.Build, name: str, grid: int | tuple[int, int], rows: Tensor, *args: object) -> None:
+    kernel = jit.kernel(build, name, rows.device)
+    kernel.launch(grid, THREADS, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)
+
+
+RUN: Mapping[Path, Callable[[Tensor, Tensor, ExpertSet, ExpertSet | None], Tensor]] = {
+    "row": _run_row,
+    "rows": _run_rows,
+}
+"""What runs each path: (x [T, D], weights [T, k] float32, the routed experts, the shared one or None) to out [T, D]."""
