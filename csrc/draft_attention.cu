@@ -12,6 +12,7 @@
 //        The groups copy for themselves and run apart until the end, so that one multiplies while the other loads.
 //   ref  kernels/reference/draft.py:draft_attention | test tests/kernels/test_draft_attention.py | sm_80 and up
 #include "mma.cuh"
+#include "named_barriers.cuh"
 
 struct Config {
   static constexpr int D = HEAD_DIM, CHUNKS = D / 8, ROW_BYTES = 2 * D;
@@ -357,6 +358,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 2)
   const Share share(sizes, starts[unit.stream]);
   const int first = blockIdx.x * share.tiles_each, count = min(share.num_tiles - first, share.tiles_each);
   if (count <= 0) return;
+  if (threadIdx.x < Config::GROUPS) named_barrier_init(1 + threadIdx.x, Config::GROUP_THREADS);
   const int group_of_warps = warp_id() / Config::ROW_WARPS, row_warp = warp_id() % Config::ROW_WARPS;
   Stage* stages = plan.stages[group_of_warps];
   const u32 queries = shared_address(plan.queries);

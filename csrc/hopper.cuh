@@ -187,15 +187,6 @@ DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
                : "memory");
 }
 
-// ---- named barriers: 1..15, all of whose threads either wait or only arrive ----------------------------------------
-
-DEVICE void barrier_wait(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
-}
-DEVICE void barrier_arrive(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(number), "r"(threads) : "memory");
-}
-
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
 // All threads of all blocks of the cluster, in two halves. What was written before the first need not be seen after the

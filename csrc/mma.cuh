@@ -134,22 +134,7 @@ DEVICE void copy_async_arrive(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(barrier) : "memory");
 }
 
-// ---- barriers ----------------------------------------------------------------------------------------------------
-
-// A barrier of `threads` threads (whole warps) under a number 1..15; number 0 is __syncthreads.
-DEVICE void named_barrier(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
-}
-
-// The same, and says whether `value` holds in any of the threads.
-DEVICE bool named_barrier_or(int number, int threads, bool value) {
-  u32 any;
-  asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
-               : "=r"(any)
-               : "r"(number), "r"(threads), "r"(u32(value))
-               : "memory");
-  return any;
-}
+// ---- mbarriers ---------------------------------------------------------------------------------------------------
 
 // A barrier of 8 bytes in shared memory: a phase ends when `count` arrivals have come, and the next begins. One thread
 // makes it, and a __syncthreads follows.

@@ -13,11 +13,13 @@
 //   cost 8 LK bytes in, N (28 + N / 8) out a stream; the time is some L / 2 + log(K) steps, a sort, a walk up
 //   -D   FINE 1 for budgets whose bins hold many entries (tree_order.cuh), else 0: less code starts sooner
 //   ref  kdlab/tree/build.py, the CPU's heap | test tests/kernels/test_tree_build.py | archs all
+#include "named_barriers.cuh"
 #include "tree_order.cuh"
 
 // What a node offers, a thread an offer: its first child, that one's first child and so on; siblings.
 constexpr int GENERATIONS = 2, SIBLINGS = 2, OFFERS = GENERATIONS + SIBLINGS;
 static_assert(2 * 1024 >= 1 + MAX_BUDGET + 1024 / 2, "a pool that was cut has room for a step");
+enum Barrier { GROWERS = 1, WRITERS };  // half of the block each, or WRITERS all of it
 static_assert(WARP % OFFERS == 0, "the offers of a node lie in one warp");
 
 // ---- bins --------------------------------------------------------------------------------------------------------
@@ -120,14 +122,6 @@ DEVICE Offer make_offer(const Params& p, const Plan& plan, const Common& common,
   return offer;
 }
 
-// All threads of the first half of the block: how many of them say yes.
-DEVICE int wait_and_count(int threads, bool yes) {
-  int count;
-  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; barrier.cta.red.popc.aligned.u32 %0, 1, %1, p; }"
-               : "=r"(count) : "r"(threads), "r"(int(yes)) : "memory");
-  return count;
-}
-
 // Lane 0 takes `some` places at the end of the pool. The compiler's own atomicAdd would first add up lanes.
 DEVICE int take_places(int* tail, int some) {
   int place = 0;
@@ -159,7 +153,7 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
       atomicAdd(&plan.histogram[bin], 1);
     }
     head = min(head + threads / OFFERS, count);
-    count += wait_and_count(threads, valid);
+    count += named_barrier_count(GROWERS, threads, valid);
   }
   if (threadIdx.x > 0) return;
   common.count = count;
@@ -240,8 +234,6 @@ DEVICE void write_rows(const Params& p, const Plan& plan, const Common& common, 
   p.truncated[blockIdx.x] = p.width < p.budget && p.num_depths > 0 && !whole;
 }
 
-DEVICE void wait_for(int threads) { asm volatile("barrier.cta.sync 2, %0;" ::"r"(threads) : "memory"); }
-
 // Ancestor bits by the threads from `first` on, a thread a row, as many rows at once as `bytes` of the pool hold.
 DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows, int first, int bytes) {
   const int rows = p.budget + 1, words = cdiv(rows, 32);
@@ -257,9 +249,9 @@ DEVICE void write_ancestors(const Params& p, const Plan& plan, int num_rows, int
       for (int w = 0; w < words; ++w) bits[w] = 0;
       for (int at = row; at < num_rows; at = at > 0 ? plan.up[at] : num_rows) atomicOr(&bits[at / 32], 1u << (at % 32));
     }
-    wait_for(threads);
+    named_barrier(WRITERS, threads);
     for (int i = thread; i < some * words; i += threads) out[start * words + i] = tile[i];
-    if (start + at_once < rows) wait_for(threads);
+    if (start + at_once < rows) named_barrier(WRITERS, threads);
   }
 }
 
@@ -283,6 +275,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     common.count = common.tail = 1;
     common.cut = 0;
     common.grown = 0;
+    named_barrier_init(GROWERS, blockDim.x / 2);
+    named_barrier_init(WRITERS, budget < blockDim.x / 2 ? blockDim.x / 2 : blockDim.x);
   }
   const Family family(budget);
   __syncthreads();

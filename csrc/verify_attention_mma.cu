@@ -12,6 +12,7 @@
 //        512 output columns. The groups run apart, so one computes while the other exchanges.
 //   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_attention_gpu.py | sm_80 and up
 #include "mma.cuh"
+#include "named_barriers.cuh"
 #include "verify_schedule.cuh"
 
 struct Config {
@@ -403,6 +404,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) verify_attentio
   if (threadIdx.x == 0) {
     plan.cursor = 0;
     cuts[blockIdx.x].num_parts = 0;
+    for (int group = 0; group < Config::GROUPS; ++group) named_barrier_init(1 + group, Config::GROUP_THREADS);
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       barrier_init(shared_address(&plan.loaded[stage]), Config::THREADS);
       barrier_init(shared_address(&plan.freed[stage]), Config::THREADS / WARP * Config::ARRIVING);

@@ -11,6 +11,7 @@
 //        -DCLUSTER=n: n blocks split the keys of one tile, fetch its queries together and merge their sums.
 //   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
 #include "mma.cuh"
+#include "named_barriers.cuh"
 #include "verify_wgmma_merge.cuh"
 #include "verify_wgmma_shares.cuh"
 #include "verify_wgmma_softmax.cuh"
@@ -28,7 +29,7 @@ DEVICE void clear_values(u8 (*boxes)[BOX_BYTES], const Segment& seg, int block, 
     for (int box = 0; box < 4; ++box) reinterpret_cast<uint4*>(boxes[4 * group + box])[i] = uint4{0, 0, 0, 0};
   }
   async_proxy_fence();
-  barrier_wait(GROUP0 + group, 128);
+  named_barrier(GROUP0 + group, 128);
 }
 
 // What a thread remembers from segment to segment, in one register.
@@ -183,7 +184,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     rescale(o, rows, new_max);
     exponentials(w.p, s, rows.max, rows.sum, prob);
     publish(plan.p[0], prob, plan.max[0], rows.max, w.row);
-    barrier_arrive(P0_READY, Config::THREADS);
+    named_barrier_arrive(P0_READY, Config::THREADS);
     wgmma_fence();
     add_values<0, 0>(w, o, prob);
     wgmma_wait<0>(o);
@@ -196,7 +197,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
         mbarrier_wait(shared_address(&plan.k_full[1][0]), w.phases / K1_PARITY & 1);
         clear_values(plan.k[1], w.seg, block + 1, 0);
       }
-      barrier_wait(P1_READY, Config::THREADS);
+      named_barrier(P1_READY, Config::THREADS);
       load_max(plan.max[1], w.row, new_max);
       rescale(o, rows, new_max);
       wgmma_fence();
@@ -239,7 +240,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       clear_values(plan.k[0], w.seg, block, 1);
     }
     w.phases ^= K0_PARITY;
-    barrier_wait(P0_READY, Config::THREADS);
+    named_barrier(P0_READY, Config::THREADS);
     load_max(plan.max[0], w.row, new_max);
     rescale(o, rows, new_max);
     wgmma_fence();
@@ -252,7 +253,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
       next_max(w.p, s, rows.max, new_max);
       exponentials(w.p, s, new_max, sum, prob);
       publish(plan.p[1], prob, plan.max[1], new_max, w.row);
-      barrier_arrive(P1_READY, Config::THREADS);
+      named_barrier_arrive(P1_READY, Config::THREADS);
     }
     wgmma_wait<0>(o);
     if (ahead && warp_id() % 4 == 3) fetch_query(plan, w.query_map, w.next, Config::ROPE_BOX);
@@ -326,6 +327,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   if (threadIdx.x == 0) {
     prefetch_map(query_map);
     prefetch_map(key_map);
+    named_barrier_init(P0_READY, Config::THREADS), named_barrier_init(P1_READY, Config::THREADS);
+    named_barrier_init(GROUP0, 128), named_barrier_init(GROUP1, 128);
   }
   if (threadIdx.x < Config::BARRIERS) {
     mbarrier_init(shared_address(&plan.q_full) + 8 * threadIdx.x, 1);

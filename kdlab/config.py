@@ -194,6 +194,20 @@ def cache_folder() -> Path:
         raise ArgumentError("KDLAB_CACHE", "a folder in this environment variable (there is no home)", None) from error
 
 
+def racecheck_builds() -> bool:
+    """Return whether kernels are compiled so that racecheck can follow all of their barriers: $KDLAB_RACECHECK is 1.
+
+    Such kernels are slower and otherwise the same (docs/racecheck.md). It is looked at when a kernel is first called.
+
+    Raises:
+        ArgumentError: the variable is neither 0 nor 1.
+    """
+    wanted = os.environ.get("KDLAB_RACECHECK", "0")
+    if wanted not in ("0", "1"):
+        raise ArgumentError("KDLAB_RACECHECK", "0 or 1 in this environment variable", wanted)
+    return wanted == "1"
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as $CUDA_VISIBLE_DEVICES names them; without it, all by number."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

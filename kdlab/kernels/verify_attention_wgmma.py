@@ -16,8 +16,8 @@ from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 
 _THREADS, _SHARED_BYTES = 256, 231_424
 _TILE, _LATENT_DIM = 64, 512
-_PLAN_PLACE = 64
-"""Where dynamic shared memory begins on Hopper in a kernel without any other, in units of 16 bytes."""
+_RESERVED_BYTES = 1024
+"""Shared memory of a block that Hopper keeps for itself; static memory comes next, then dynamic."""
 _PARTIALS = 2
 """Tiles that a cluster may share with others: the one that it begins with and the one that it ends with."""
 _MIN_SHARE = 2
@@ -109,7 +109,8 @@ def run_wgmma(
     )
     lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
     program = kernel(build_wgmma(q.dtype, cluster), "verify_attention_wgmma", q.device)
-    args = (*inputs, *outputs, *lengths, int(fixed_split), _PLAN_PLACE, scale * math.log2(math.e))
+    place = (_RESERVED_BYTES + program.resources.shared_bytes) // 16
+    args = (*inputs, *outputs, *lengths, int(fixed_split), place, scale * math.log2(math.e))
     shape = None if cluster == 1 else cluster
     program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, cluster=shape, overlap=True)
 

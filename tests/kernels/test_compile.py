@@ -133,6 +133,24 @@ def test_a_kernel_without_a_wait_is_found(csrc, disassemble):
     assert early_loads(disassemble(compile_build(Build("x.cu"), "sm_90a")[0].content)) == {"f": ["no wait"]}
 
 
+def barriers_of_some(text):
+    """Hardware barriers in machine code other than number 0, which is `__syncthreads`."""
+    return re.findall(r"\bBAR\.(?:SYNC|ARV|RED)\S* (?!0x0\b).*", text)
+
+
+@pytest.mark.parametrize("file", ["tree_build.cu", "verify_attention_wgmma.cu"])
+def test_a_build_for_racecheck_has_no_barriers_of_some_threads(file, cubins, disassemble, monkeypatch):
+    build = next(build for build in BUILDS if build.file == file)
+    assert barriers_of_some(disassemble(cubins[build, "sm_90a"].content))
+    monkeypatch.setenv("KDLAB_RACECHECK", "1")
+    assert barriers_of_some(disassemble(compile_build(build, "sm_90a")[0].content)) == []
+
+
+def test_barriers_of_some_threads_stand_in_one_header():
+    instruction = re.compile(r"\bbar\.(?:sync|arrive|red)|\bbarrier\.cta\b")
+    assert [file.name for file in CSRC.iterdir() if instruction.search(file.read_text())] == ["named_barriers.cuh"]
+
+
 def test_every_source_is_compiled():
     sources, built = {path.name for path in CSRC.glob("*.cu")}, {build.file for build in BUILDS}
     assert sources == built, "each .cu stands in the BUILDS of an op"

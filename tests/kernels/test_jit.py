@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from kdlab.errors import BuildError
+from kdlab.errors import ArgumentError, BuildError
 from kdlab.kernels import jit
 from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.jit import build as jit_build
@@ -62,6 +62,19 @@ def test_source_includes_constants_and_architecture_are_told_apart(csrc, compile
     assert len(compiled) == 8
     compile_build(PLAIN, ARCH)
     assert len(compiled) == 8
+
+
+def test_builds_for_racecheck_are_told_apart(csrc, compiled, monkeypatch):
+    compile_build(PLAIN, ARCH)
+    monkeypatch.setenv("KDLAB_RACECHECK", "1")
+    assert "--define-macro=RACECHECK=1" in jit_build._options(PLAIN, ARCH, find_toolchain())
+    compile_build(PLAIN, ARCH)
+    monkeypatch.setenv("KDLAB_RACECHECK", "0")
+    compile_build(PLAIN, ARCH)
+    assert len(compiled) == 2
+    monkeypatch.setenv("KDLAB_RACECHECK", "yes")
+    with pytest.raises(ArgumentError, match="KDLAB_RACECHECK: expected 0 or 1 in this environment variable"):
+        compile_build(PLAIN, ARCH)
 
 
 def test_another_compiler_is_told_apart(csrc, compiled, monkeypatch):

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from kdlab.config import cache_folder
+from kdlab.config import cache_folder, racecheck_builds
 from kdlab.errors import ArgumentError, BuildError
 from kdlab.kernels.jit.cache import Cubin, load_cubin, parse_resources, store_cubin
 from kdlab.kernels.jit.source import Source, read_source
@@ -208,12 +208,16 @@ def compile_all(jobs: Iterable[tuple[Build, str]], *, workers: int) -> dict[tupl
             compiler.__exit__()
 
 
+def _defines(build: Build) -> tuple[tuple[str, str | int], ...]:
+    return (*build.defines, ("RACECHECK", 1)) if racecheck_builds() else build.defines
+
+
 def _options(build: Build, arch: str, toolchain: Toolchain) -> list[str]:
-    defines = [f"--define-macro={name}={value}" for name, value in build.defines]
+    defines = [f"--define-macro={name}={value}" for name, value in _defines(build)]
     folders = [f"--include-path={folder}" for folder in (CSRC, toolchain.headers)]
     return [f"--gpu-architecture={arch}", *_OPTIONS, *defines, *folders]
 
 
 def _key(build: Build, arch: str, source: Source, toolchain: Toolchain) -> str:
-    parts = [_KEY_FORMAT, arch, _OPTIONS, build.file, build.defines, source.digest, toolchain.identity]
+    parts = [_KEY_FORMAT, arch, _OPTIONS, build.file, _defines(build), source.digest, toolchain.identity]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
