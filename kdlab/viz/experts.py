@@ -80,9 +80,10 @@ def plot_step_bytes(
     for name, colour in zip(parts.columns, (*theme.SERIES, theme.PALE), strict=False):
         ax.bar(places, parts[name], bottom=base, color=colour, width=0.72, label=name)
         base = base + parts[name].to_numpy()
-    for (label, by_rows), marker in zip((totals or {}).items(), ("_", "x", "+"), strict=False):
+    for (label, by_rows), marker in zip((totals or {}).items(), ("v", "^", "D"), strict=False):
         sizes = [by_rows[rows] / 2**30 for rows in parts.index]
-        ax.plot(places, sizes, linestyle="none", marker=marker, markersize=13, color=theme.BLACK, label=label)
+        ax.plot(places, sizes, linestyle="none", marker=marker, markersize=7, color=theme.BLACK,
+                markerfacecolor="white", label=label)  # fmt: skip
     ax.set_xticks(places, [str(rows) for rows in parts.index])
     theme.style_axes(ax, title=title, xlabel="rows verified together", ylabel="GiB a round and rank", grid="y")
     theme.add_legend(ax, loc="upper left")

@@ -191,12 +191,12 @@ def _label_points(ax: Axes, x: np.ndarray, y: np.ndarray, names: list[str]) -> N
     for place in np.argsort(-y):
         left, height = map(float, places[place])
         width = 5.2 * len(names[place])
-        # Down before up, where the roof is; what stands further off has a line to its mark.
-        shifts = [(8.0, step) for step in (0.0, -10.0)] + [(14.0, step) for step in (-20.0, -31.0, -42.0, 20.0, 31.0)]
+        # Down before up, where the roof is; what does not stand right beside its mark has a line to it.
+        shifts = [(8.0, 0.0)] + [(30.0, step) for step in (0.0, -9.5, -19.0, -28.5, 9.5, 19.0, -38.0, 28.5)]
         free = (shift for shift in shifts if not _hits(taken, left + shift[0], height + shift[1], width))
         shift = next(free, shifts[0])
         taken.append((left + shift[0], height + shift[1], width))
-        leader = {"arrowstyle": "-", "color": theme.GREY, "linewidth": 0.7} if abs(shift[1]) > 10.0 else None
+        leader = {"arrowstyle": "-", "color": theme.GREY, "linewidth": 0.7} if shift != shifts[0] else None
         ax.annotate(theme.drawable(names[place]), (x[place], y[place]), xytext=shift, textcoords="offset points",
                     va="center", fontsize=theme.TICK_PT, color=theme.BLACK, zorder=5, arrowprops=leader)  # fmt: skip
 
