@@ -164,13 +164,13 @@ DEVICE void prefetch_inputs(const Params& p) {
 // Brings the block table and the tree into L1: a segment's first page is on the way to its first key. As copies to
 // where nobody looks (free again after copy_async_wait_all and a barrier): ptxas drops a load whose value is not used.
 DEVICE void warm_inputs(const Params& p, Plan& plan) {
-  const auto warm = [&](const void* start, i64 bytes) {
+  const auto warm = [](const void* start, i64 bytes, void* words) {
     const i64 offset = threadIdx.x * 128;  // of a cache line
     if (offset >= bytes) return;
-    copy_async4(shared_address(plan.max) + 4 * threadIdx.x, static_cast<const u8*>(start) + offset);
+    copy_async4(shared_address(words) + 4 * threadIdx.x, static_cast<const u8*>(start) + offset);
   };
-  warm(p.block_table, i64(p.num_streams) * p.table_width * sizeof(i32));
-  warm(p.ancestors, i64(p.num_streams) * p.num_rows * p.num_words * sizeof(u32));
+  warm(p.block_table, i64(p.num_streams) * p.table_width * sizeof(i32), plan.max);
+  warm(p.ancestors, i64(p.num_streams) * p.num_rows * p.num_words * sizeof(u32), plan.p[1]);
 }
 
 // `s`: the first streams, or in every lane the only one. Every warp makes the list for itself.
