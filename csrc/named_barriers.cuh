@@ -1,4 +1,4 @@
-// csrc/named_barriers.cuh: barriers of a part of a block's threads, whole warps, under numbers 1..15; 0 is __syncthreads.
+// csrc/named_barriers.cuh: barriers of some warps of a block, under numbers 1..15; 0 is __syncthreads.
 //   racecheck loses track of the hardware's named barriers (docs/racecheck.md). -DRACECHECK=1 carries each out by an
 //   mbarrier in shared memory: the same threads arrive at it in the same places and the same ones wait. Everything else
 //   of a kernel is the same text in both builds, so what racecheck then says is about the kernel's own order.
