@@ -1,16 +1,30 @@
-"""Small calls of every CUDA op, for compute-sanitizer: `python -m tests.kernels.sanitized CASE` runs one case of CASES.
+"""Small calls of every CUDA op, for compute-sanitizer: `python -m tests.kernels.sanitized CASE` runs one of CASES.
 
 Inputs are made on the CPU, so that the tool has little but kdlab's kernels to watch. The last line names the kernels
 that ran. test_sanitizer_gpu.py starts this under each tool.
 """
 
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from kdlab.kernels import draft_topk, jit, kv_commit, merge_shards, sample_shards, skinny_linear, stream_advance
+from kdlab.kernels import (
+    draft_topk,
+    jit,
+    kv_commit,
+    merge_shards,
+    sample_shards,
+    skinny_linear,
+    stream_advance,
+    verify_attention_flashmla,
+)
 from kdlab.kernels import target_sample as sampling
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.add_norm import add_norm
@@ -21,6 +35,7 @@ from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.norm_rope import norm_rope
 from kdlab.kernels.router import router
 from kdlab.kernels.verify_attention import verify_attention
+from kdlab.paths import CSRC
 from kdlab.tree import accept, build_best_first
 from tests.kernels import (
     moe_cases,
@@ -41,12 +56,12 @@ from tests.tree.test_accept import likely_target
 BF16 = torch.bfloat16
 
 
-def randn(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+def randn(*shape, dtype=BF16, seed=0):
     """Values of about 1, made on the CPU."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
 
 
-def layer() -> None:
+def layer():
     """Norms, rotations, cache rows and embeddings of a few rows."""
     for rows, update in ((4, True), (1, False)):
         add_norm(randn(rows, 256), randn(rows, 256, seed=1) if update else None, randn(256), 1e-5, impl="cuda")
@@ -59,8 +74,8 @@ def layer() -> None:
     embed_shard(torch.tensor([[0, 15, 16, 17]]).cuda(), randn(16, 128), first_id=8, impl="cuda")
 
 
-def rounds() -> None:
-    """What a round does beside the models: accepted rows move, streams advance."""
+def rounds():
+    """What a round does beside the models: trees are walked, accepted rows move, streams advance."""
     paths, prefixes = [[0, 2, 3], [0, 15, 14], []], [62, 0, 5]
     pages, table, prefix, path, taps = (t.cuda() for t in test_kv_commit.new_case(paths, prefixes, features=64))
     kv_commit.kv_commit(pages, table, prefix, path, taps=taps, impl="cuda")
@@ -70,18 +85,18 @@ def rounds() -> None:
     mma_peak(torch.zeros(jit.num_sms(torch.device("cuda")) * 256).cuda(), 1)
 
 
-def trees(*budgets: int) -> None:
-    """Trees of peaked and of flat drafts; their arrays are compared with the heap's."""
+def trees():
+    """Trees of a peaked and of a flat draft by every way through the kernel; their arrays are those of the heap."""
     log_probs, ids = test_tree_build.candidates(7, 64)
     log_probs, ids = log_probs[:2].contiguous(), ids[:2].contiguous()
-    for budget in budgets:
+    for budget in (7, 64, 300, 700):
         got = build_best_first(log_probs.cuda(), ids.cuda(), budget, impl="cuda").to("cpu")
         test_tree_build.assert_same_tree(got, build_best_first(log_probs, ids, budget))
 
 
-def logits() -> None:
+def logits():
     """Candidates and samples, whole and from the shards of two ranks."""
-    rows = test_merge_shards.hard_logits(4096, "cpu").cuda()
+    rows = test_merge_shards.hard_logits(1024, "cpu").cuda()
     draft_topk.draft_topk(rows, 16, impl="cuda")
     shards_of = test_merge_shards.shards_of
     top = shards_of(rows, 2, lambda part, first: draft_topk.draft_topk_shard(part, 16, first_id=first))
@@ -99,8 +114,8 @@ def logits() -> None:
         merge_shards.choose_token(merged, mass, top_p=sampler[1], impl="cuda")
 
 
-def linear() -> None:
-    """Products by one block a tile and by clusters, gated, with float32 results, and a matrix a head."""
+def linear():
+    """Products by one block a tile and by clusters: gated, with float32 results, a matrix a head, the router's."""
     for rows in (1, 9):
         for inputs in (128, 1024):
             x, weight = randn(rows, inputs), randn(64, inputs)
@@ -108,15 +123,10 @@ def linear() -> None:
             skinny_linear.skinny_linear(x, weight, gated=True, impl="cuda")
             skinny_linear.skinny_linear(x, weight, dtype=torch.float32, impl="cuda")
         skinny_linear.skinny_matmul(randn(2, rows, 128), randn(2, 128, 64), impl="cuda")
-
-
-def routing() -> None:
-    """The router: logits by clusters of blocks, then the choice."""
-    for rows in (1, 3):
         router(randn(rows, 512), randn(384, 512), randn(384, dtype=torch.float32), 8, 2.5, impl="cuda")
 
 
-def experts() -> None:
+def experts():
     """INT4 and dense experts by few and many rows, without and with a shared one."""
     for rows in (1, 2, 9):
         for shared in (False, True):
@@ -124,67 +134,141 @@ def experts() -> None:
     moe(moe_cases.new_case(3, scale=None))
 
 
-def moe(case: dict[str, object]) -> None:
+def moe(case):
     """One call of moe_int4 on the GPU."""
 
-    def moved(value: object) -> object:
+    def moved(value):
         fields = getattr(value, "__dataclass_fields__", None)
         return value.cuda() if fields is None else type(value)(*(getattr(value, name).cuda() for name in fields))
 
     moe_int4(**{name: moved(value) for name, value in case.items()}, impl="cuda")
 
 
-def draft_attention() -> None:
+def draft_attention():
     """Blocks over contexts with and without several parts to merge."""
     for starts, window in (((3, 70), None), ((600,), None), ((200,), 100)):
         case = test_draft_attention.new_case(starts, dtype=BF16, window=window)
         test_draft_attention.Case(*(t.cuda() for t in case.tensors()), window, case.causal).run("cuda")
 
 
-def verify(impl: str, *shapes: tuple[list[int], list[int]], cluster: int = 0, fixed: bool = False) -> None:
-    """Attention with prefixes and nodes by stream, compared with float64; `cluster` sets the blocks of a cluster."""
-    if cluster:
-        wgmma.choose_cluster = lambda *_: cluster
-    for prefixes, nodes in shapes:
-        case = verify_cases.make_case(prefixes, nodes, 8, device="cpu")
-        o, _ = verify_attention(
-            *(t.cuda() for t in case.tensors), scale=verify_cases.SCALE, latent_dim=512, impl=impl, fixed_split=fixed
-        )
-        torch.testing.assert_close(o.cpu().double(), case.expected()[0], rtol=0, atol=2e-2)
+def verify(impl, prefixes, nodes, *, fixed=False):
+    """Attention over these prefixes and trees, compared with float64."""
+    case = verify_cases.make_case(prefixes, nodes, 8, device="cpu")
+    o, _ = verify_attention(
+        *(t.cuda() for t in case.tensors), scale=verify_cases.SCALE, latent_dim=512, impl=impl, fixed_split=fixed
+    )
+    torch.testing.assert_close(o.cpu().double(), case.expected()[0], rtol=0, atol=2e-2)
 
 
-SMALL, LONG, ALONE = ([130, 0], [3, 2]), ([700], [9]), ([1100], [2])
-CASES: dict[str, tuple[Callable[[], None], str]] = {
-    "layer": (layer, "add_norm norm_rope head_norm_rope append_context forward_rows embed_shard"),
-    "rounds": (rounds, "kv_commit stream_advance tree_accept mma_peak"),
-    "trees": (lambda: trees(7, 64), "tree_build"),
-    "large trees": (lambda: trees(300, 700), "tree_build"),
-    "logits": (logits, "draft_topk merge_topk target_greedy target_draw merge_candidates top_p_mass choose_token"),
-    "linear": (linear, "skinny_linear skinny_linear_columns"),
-    "routing": (routing, "skinny_linear router_choose"),
-    "experts": (experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum skinny_linear"),
-    "draft_attention": (draft_attention, "draft_attention draft_merge"),
-    "naive": (lambda: verify("naive", SMALL), "verify_attention_naive"),
-    "mma": (lambda: verify("mma", SMALL, LONG), "verify_attention_mma verify_merge"),
-    "mma fixed": (lambda: verify("mma", ALONE, fixed=True), "verify_attention_mma verify_merge verify_merge_prefix"),
-    "wgmma 1": (lambda: verify("wgmma", SMALL, LONG, cluster=1), "verify_attention_wgmma"),
-    "wgmma 2": (lambda: verify("wgmma", SMALL, LONG, cluster=2), "verify_attention_wgmma"),
-    "wgmma 8": (lambda: verify("wgmma", SMALL, LONG, cluster=8), "verify_attention_wgmma"),
-    "wgmma fixed": (lambda: verify("wgmma", SMALL, LONG, fixed=True), "verify_attention_wgmma"),
+def flashmla():
+    """The merge with FlashMLA's result, whose own kernels are not for these tests to check."""
+
+    class Package:
+        """Stands for flash_mla: a prefix of zeros."""
+
+        get_mla_metadata = staticmethod(lambda: (None,))
+
+        @staticmethod
+        def flash_mla_with_kvcache(q, *_, **options):
+            streams, rows, heads, _ = q.shape
+            return torch.zeros(streams, rows, heads, 512).to(BF16).cuda(), torch.zeros(streams, heads, rows).cuda()
+
+    verify_attention_flashmla.load_flashmla = Package
+    case = verify_cases.make_case([130, 0], [3, 2], 8, device="cpu")
+    verify_attention(*(t.cuda() for t in case.tensors), scale=1.0, latent_dim=512, impl="flashmla")
+
+
+def attention():
+    """The draft's attention, and the target's by the kernels for every GPU."""
+    draft_attention()
+    verify("naive", [130, 0], [3, 2])
+    verify("mma", [130, 0], [3, 2])
+    verify("mma", [700], [9])
+    verify("mma", [1100], [2], fixed=True)
+    flashmla()
+
+
+def hopper():
+    """The target's attention by the kernel for Hopper, with every size of clusters."""
+    choose = wgmma.choose_cluster
+    for cluster in wgmma.CLUSTERS:
+        wgmma.choose_cluster = partial(lambda size, *_: size, cluster)
+        verify("wgmma", [130, 0], [3, 2])
+        verify("wgmma", [700], [9])
+    wgmma.choose_cluster = choose
+    verify("wgmma", [700], [9], fixed=True)
+
+
+TWIN = """
+#include "named_barriers.cuh"
+// Half of the block writes and the other half reads. FAULT 1: it reads before it waits. FAULT 2: a value too many.
+extern "C" __global__ void __launch_bounds__(64) twin(int* out) {
+  __shared__ int data[32];
+  const int i = threadIdx.x % 32;
+  if (threadIdx.x == 0) named_barrier_init(1, 64);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    data[i] = i;
+    named_barrier_arrive(1, 64);
+  } else {
+    if (FAULT != 1) named_barrier(1, 64);
+    out[FAULT == 2 ? i + 1 : i] = data[31 - i];
+    if (FAULT == 1) named_barrier(1, 64);
+  }
 }
-"""By name what runs, and the kernels that it must run."""
+"""
 
 
-def main() -> None:
+def twin(fault):
+    """A kernel with one of these faults."""
+    with tempfile.TemporaryDirectory() as folder:
+        jit.build.CSRC = Path(folder)
+        for name in ("named_barriers.cuh", "common.cuh"):
+            shutil.copy(CSRC / name, folder)
+        (jit.build.CSRC / "twin.cu").write_text(TWIN)
+        out = torch.zeros(32, dtype=torch.int32).cuda()
+        jit.kernel(jit.Build("twin.cu", (("FAULT", fault),)), "twin", out.device).launch(1, 64, out)
+        torch.cuda.synchronize()
+
+
+class Case(NamedTuple):
+    """What runs, and the kernels that it must run."""
+
+    run: Callable[[], None]
+    kernels: str
+
+
+CASES = {
+    "layer": Case(layer, "add_norm norm_rope head_norm_rope append_context forward_rows embed_shard"),
+    "rounds": Case(rounds, "kv_commit stream_advance tree_accept mma_peak"),
+    "trees": Case(trees, "tree_build"),
+    "logits": Case(logits, "draft_topk merge_topk target_greedy target_draw merge_candidates top_p_mass choose_token"),
+    "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose"),
+    "experts": Case(experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum"),
+    "attention": Case(
+        attention,
+        "draft_attention draft_merge verify_attention_naive verify_attention_mma verify_merge verify_merge_prefix",
+    ),
+    "hopper": Case(hopper, "verify_attention_wgmma"),
+}
+TWINS = {
+    "race": ("racecheck", Case(partial(twin, 1), "twin"), "Race reported between"),
+    "overflow": ("memcheck", Case(partial(twin, 2), "twin"), "Invalid __global__ write of size 4 bytes"),
+}
+"""Faults by name: the tool that must find each, and what it says."""
+
+
+def main():
     """Run one case and print the kernels that it launched."""
     launched, launch = set(), jit.Kernel.launch
 
-    def spy(self: jit.Kernel, *args: object, **options: object) -> None:
+    def spy(self, *args, **options):
         launched.add(self.name)
         launch(self, *args, **options)
 
     jit.Kernel.launch = spy
-    CASES[sys.argv[1]][0]()
+    name = sys.argv[1]
+    (TWINS[name][1] if name in TWINS else CASES[name]).run()
     torch.cuda.synchronize()
     print("kernels:", *sorted(launched))
 
