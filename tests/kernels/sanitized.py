@@ -157,7 +157,7 @@ def verify(impl, prefixes, nodes, *, fixed=False):
     o, _ = verify_attention(
         *(t.cuda() for t in case.tensors), scale=verify_cases.SCALE, latent_dim=512, impl=impl, fixed_split=fixed
     )
-    torch.testing.assert_close(o.cpu().double(), case.expected()[0], rtol=0, atol=2e-2)
+    torch.testing.assert_close(o.cpu().double(), case.expected()[0], rtol=1e-2, atol=2e-2)
 
 
 def flashmla():

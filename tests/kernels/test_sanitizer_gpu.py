@@ -17,7 +17,7 @@ from kdlab.paths import CSRC
 from tests.kernels.sanitized import CASES, TWINS
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 100
+TIMEOUT_S = 120
 OPTIONS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}  # torch asks the driver what it may refuse
 CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
