@@ -55,6 +55,7 @@ struct Work {
   int begin, end;        // key blocks
   int first_masked;      // key block from which on some rows do not see all
   int row;               // of the thread within the tile
+  u32 mask;              // of the block whose scores come next, where it is a masked one
   u32& phases;
   u32 place;             // of plan, in units of 16 bytes: an argument, so in a uniform register, where wgmma wants it
   bool first;            // the group's first pair of the segment
@@ -158,7 +159,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
   u32 prob[16];
   for (int block = w.begin; block < w.end; block += 2) {
     const bool paired = block + 1 < w.end, masked = block >= w.first_masked;
-    const u32 mask = masked ? load_mask(w.p, w.seg, block, w.row) : 0;  // while keys, or those values, are under way
+    if (masked && !w.first) w.mask = load_mask(w.p, w.seg, block, w.row);  // while those values are under way
     wgmma_wait<0>(o);  // the values of the pair before
     if (w.leader && paired && !w.first) {
       fetch_half<1, 0>(plan, w.key_map, take_page(w, 1, block + 1, 0));
@@ -179,7 +180,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     w.phases ^= K0_PARITY;
     if (masked) clear_values(plan.k[0], w.seg, block, 0);
     wgmma_wait<0>(s);
-    if (masked) mask_scores(mask, s);
+    if (masked) mask_scores(w.mask, s);
     next_max(w.p, s, rows.max, new_max);
     rescale(o, rows, new_max);
     exponentials(w.p, s, rows.max, rows.sum, prob);
@@ -215,9 +216,8 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
   u32 prob[16];
   for (int block = w.begin; block < w.end; block += 2) {
     const bool paired = block + 1 < w.end, first = w.first;
-    u32 mask = 0;
     if (paired) {
-      if (block + 1 >= w.first_masked) mask = load_mask(w.p, w.seg, block + 1, w.row);
+      if (block + 1 >= w.first_masked && !first) w.mask = load_mask(w.p, w.seg, block + 1, w.row);
       score_box<1, 4>(w, s, 0);
       score_box<1, 5>(w, s, 1);
       score_box<1, 6>(w, s, 1);
@@ -249,7 +249,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     if (ahead) fetch_queries(plan, w.query_map, w.next);  // the scores of both groups are there
     float sum[2] = {0.0f, 0.0f};
     if (paired) {
-      if (block + 1 >= w.first_masked) mask_scores(mask, s);
+      if (block + 1 >= w.first_masked) mask_scores(w.mask, s);
       next_max(w.p, s, rows.max, new_max);
       exponentials(w.p, s, new_max, sum, prob);
       publish(plan.p[1], prob, plan.max[1], new_max, w.row);
@@ -397,11 +397,15 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
     Rows rows = {{NO_KEY, NO_KEY}, {0.0f, 0.0f}};
     if (begin < end) {
+      // While the queries are under way.
+      const int first_masked = seg.prefix / Config::PAGE;
+      const bool masked = begin + group < end && begin + group >= first_masked;
+      const u32 mask = masked ? load_mask(p, seg, begin + group, row) : 0;
       u32 q_rope[16];
       load_rope(plan, q_rope, phases / Q_PARITY & 1);
       __syncthreads();  // p[0] is free, and plan.segment can be read
-      Work work = {p,   plan,   query_map,       key_map, seg, next, q_rope, begin, end, seg.prefix / Config::PAGE,
-                   row, phases, u32(plan_place), true,    leader};
+      Work work = {p,   plan, query_map, key_map, seg,    next,            q_rope, begin, end, first_masked,
+                   row, mask, phases,    u32(plan_place), true,   leader};
       if (group == 0) {
         group_0(work, o, rows);
       } else {
