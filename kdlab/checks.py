@@ -75,15 +75,18 @@ def check_token_tensor(name: str, tensor: torch.Tensor, *, minimum: int | None =
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> dict[str, int]:
     """Check `tensor` against `shape`: ints must match, equal letters must agree; returns the size of each letter."""
     sizes: dict[str, int] = {}
-    expected = "[" + ", ".join(map(str, shape)) + "]"
     if not isinstance(tensor, torch.Tensor):
-        raise ShapeError(name, f"a tensor {expected}", type(tensor).__name__)
+        raise ShapeError(name, f"a tensor {_written(shape)}", type(tensor).__name__)
     if tensor.layout is not torch.strided:
-        raise ShapeError(name, f"a dense tensor {expected}", tensor.layout)
-    if tensor.dim() != len(shape):
-        raise ShapeError(name, expected, list(tensor.shape))
-    for size, want in zip(tensor.shape, shape, strict=True):
-        known = want if isinstance(want, int) else sizes.setdefault(want, size)
-        if size != known:
-            raise ShapeError(name, expected, list(tensor.shape))
+        raise ShapeError(name, f"a dense tensor {_written(shape)}", tensor.layout)
+    actual = tensor.shape
+    if len(actual) != len(shape):
+        raise ShapeError(name, _written(shape), list(actual))
+    for size, want in zip(actual, shape, strict=True):
+        if size != (want if isinstance(want, int) else sizes.setdefault(want, size)):
+            raise ShapeError(name, _written(shape), list(actual))
     return sizes
+
+
+def _written(shape: Sequence[int | str]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

@@ -15,6 +15,7 @@ from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import ArgumentError, KdlabError
+from kdlab.kernels.jit import looking_once
 from kdlab.kernels.stage import span
 from kdlab.model.cache import LatentCache
 from kdlab.model.draft_context import DraftContext
@@ -204,7 +205,7 @@ def prefill(
     Returns:
         What the target returned for the last chunk.
     """
-    with span("prefill"):
+    with span("prefill"), looking_once():
         for first in range(0, token_ids.shape[1], PREFILL_CHUNK):
             chunk = token_ids[:, first : first + PREFILL_CHUNK]
             size = chunk.shape[1]

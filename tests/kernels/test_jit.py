@@ -223,3 +223,25 @@ def test_threads_may_ask_at_once(csrc, compiled, monkeypatch):
         thread.join()
     assert len({id(one) for one in found}) == 1
     assert len(compiled) == 1
+
+
+def test_a_block_of_launches_looks_once(csrc, monkeypatch):
+    use_fakes(monkeypatch)
+    time.sleep(0.1)  # until the time stamps have settled
+    first = kernel(PLAIN, "scale", CUDA)
+    with jit.looking_once():
+        assert kernel(PLAIN, "scale", CUDA) is first
+        (csrc / "factor.cuh").write_text("#define FACTOR 5\n")
+        with jit.looking_once():
+            assert kernel(PLAIN, "scale", CUDA) is first
+        assert kernel(PLAIN, "scale", CUDA) is first
+        other = []
+        thread = threading.Thread(target=lambda: other.append(kernel(PLAIN, "scale", CUDA)))
+        thread.start()
+        thread.join()
+        second = kernel(PLAIN, "scale", CUDA)
+        assert second is other[0], "the block of one thread is not that of another"
+        assert second is not first
+    (csrc / "factor.cuh").write_text("#define FACTOR 7\n")
+    with jit.looking_once():
+        assert kernel(PLAIN, "scale", CUDA) not in (first, second)

@@ -15,18 +15,34 @@ import torch
 from kdlab.errors import ArgumentError, BuildError, LaunchError, UnsupportedDevice
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.jit import Build, arch_of, compile_all, kernel, num_sms
-from kdlab.kernels.jit.launch import check_dim, pack
+from kdlab.kernels.jit.arguments import make_packer
+from kdlab.kernels.jit.launch import check_dim
 from kdlab.paths import CSRC, REPOSITORY
 
 CUDA = torch.device("cuda", 0)
 LAUNCH = Build("launch.cu", shared_bytes=(("big_shared", 300_000),))
 
 
+def pack(args, sizes):
+    return make_packer(args, sizes, "f").pack(args, 0, "f")
+
+
 def test_arguments_get_the_width_of_their_parameter():
     args = (None, 7, -1.5, np.int64(2**40), np.uint8(3), True)
-    values = pack(args, (8, 4, 4, 8, 1, 4), 0, "f")
+    values = pack(args, (8, 4, 4, 8, 1, 4))
     assert values == [0, 7, -1.5, 2**40, 3, 1]
-    assert [type(value) for value in values[1:]] == [np.int32, np.float32, np.int64, np.uint8, np.int32]
+    assert [type(value) for value in values] == [int, np.int32, np.float32, np.int64, np.uint8, np.int32]
+
+
+def test_a_packer_looks_at_the_values_of_every_launch():
+    packer = make_packer((torch.zeros(1, device="meta"), 1, 0.0), (8, 4, 4), "f")
+    tensor = torch.zeros(1)
+    assert packer.pack((tensor, -(2**31), -0.0), -1, "f")[1:] == [-(2**31), 0.0]
+    assert math.copysign(1.0, packer.pack((tensor, 1, -0.0), -1, "f")[2]) == -1.0
+    with pytest.raises(ArgumentError, match="f, argument 1: expected an int32"):
+        packer.pack((tensor, 2**31, 0.0), -1, "f")
+    with pytest.raises(ArgumentError, match="f, argument 0: expected a tensor on cuda:0, got one on cpu"):
+        packer.pack((tensor, 1, 0.0), 0, "f")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +61,7 @@ def test_arguments_get_the_width_of_their_parameter():
 )
 def test_arguments_that_do_not_fit_are_refused(args, sizes, what):
     with pytest.raises(ArgumentError, match=what):
-        pack(args, sizes, 0, "f")
+        pack(args, sizes)
 
 
 def test_dimensions_are_checked():

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from kdlab.errors import ArgumentError, LaunchError, UnsupportedDevice
+from kdlab.kernels.jit.arguments import LAST_INT32, Packer, make_packer
 from kdlab.kernels.jit.cache import Cubin
 from kdlab.kernels.jit.toolchain import HOW_TO_INSTALL, find_toolchain
 
@@ -16,7 +17,6 @@ _FREE_SHARED_BYTES = 48 * 1024
 _MAX_CONFIGS = 1024
 _MAX_CLUSTER = 8
 """Portable size; 16 needs another opt-in."""
-_LAST_INT32 = 2**31 - 1
 
 
 class Kernel:
@@ -40,6 +40,7 @@ class Kernel:
         self._index, self._launch = device.index, launch
         self._dynamic_bytes, self._opted_bytes = dynamic_bytes, _FREE_SHARED_BYTES
         self._configs: dict[Any, Any] = {}
+        self._packers: dict[tuple[type, ...], Packer] = {}
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # makes torch's context where nothing has yet
             # The code object owns the machine code: the kernel is valid as long as it lives.
@@ -79,7 +80,11 @@ class Kernel:
         config = self._configs.get((grid, block, shared_bytes, cluster, overlap))
         if config is None:
             config = self._configure(grid, block, shared_bytes, cluster, overlap)
-        values = pack(args, self._sizes, self._index, self.name)
+        kinds = tuple(map(type, args))
+        packer = self._packers.get(kinds)
+        if packer is None:
+            packer = self._packers[kinds] = make_packer(args, self._sizes, self.name)
+        values = packer.pack(args, self._index, self.name)
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
                 self._queue(config, values)
@@ -125,7 +130,7 @@ class Kernel:
     def _configure(self, grid: Dim, block: Dim, shared_bytes: int, cluster: Dim | None, overlap: bool) -> Any:
         from cuda.core import LaunchConfig
 
-        grids = check_dim("grid", grid, (_LAST_INT32, 65535, 65535))
+        grids = check_dim("grid", grid, (LAST_INT32, 65535, 65535))
         blocks = check_dim("block", block, (1024, 1024, 64))
         if np.prod(blocks) > 1024:
             raise ArgumentError("block", "at most 1,024 threads", block)
@@ -183,46 +188,6 @@ def check_dim(name: str, value: Dim, limits: tuple[int, ...]) -> tuple[int, ...]
     if not good or not all(1 <= n <= limit for n, limit in zip(dims, limits, strict=False)):
         raise ArgumentError(name, f"one to three integers from 1 to {limits}", repr(value))
     return (*dims, 1, 1)[:3]
-
-
-def pack(args: tuple[object, ...], sizes: tuple[int, ...], index: int, name: str) -> list[Any]:
-    """Turn a launch's arguments into what the driver gets.
-
-    Args:
-        args: as in `Kernel.launch`.
-        sizes: bytes of each parameter of the kernel.
-        index: of the kernel's GPU.
-        name: of the kernel, for messages.
-
-    Raises:
-        ArgumentError: an argument does not fit its parameter.
-    """
-    if len(args) != len(sizes):
-        raise ArgumentError(name, f"{len(sizes)} arguments", len(args))
-    values: list[Any] = []
-    value: Any
-    for i, size in enumerate(sizes):
-        arg = args[i]
-        if isinstance(arg, torch.Tensor):
-            value, have = arg.data_ptr(), 8
-            if arg.get_device() != index:
-                raise ArgumentError(f"{name}, argument {i}", f"a tensor on cuda:{index}", f"one on {arg.device}")
-        elif arg is None:
-            value, have = 0, 8
-        elif isinstance(arg, np.generic):
-            value, have = arg, arg.itemsize
-        elif isinstance(arg, int):
-            if not -_LAST_INT32 - 1 <= arg <= _LAST_INT32:
-                raise ArgumentError(f"{name}, argument {i}", "an int32 (np.int64(...) makes a wider one)", arg)
-            value, have = np.int32(arg), 4
-        elif isinstance(arg, float):
-            value, have = np.float32(arg), 4
-        else:
-            value, have = arg, size  # what cuda.core knows itself, such as a tensor map
-        if have != size:
-            raise ArgumentError(f"{name}, argument {i}", f"a value of {size} bytes", f"{arg!r:.60} of {have} bytes")
-        values.append(value)
-    return values
 
 
 def driver_cuda() -> str:
