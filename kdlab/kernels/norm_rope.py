@@ -1,5 +1,7 @@
 """norm_rope: norm the latents, rotate keys and queries, and write the cache rows of one layer, in one launch."""
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,12 +11,14 @@ from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import DTYPE_DEFINE, PAGE_SIZE
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 
 DTYPES = tuple(DTYPE_DEFINE)  # that the kernel takes
 _HEADS_A_BLOCK, _THREADS = 8, 128  # as in the .cu
 
 
+@functools.lru_cache(maxsize=16)
 def build(latent_dim: int, rope_dim: int, dtype: torch.dtype) -> jit.Build:
     """Return what is compiled for latents of `latent_dim` values and rotated parts of `rope_dim`."""
     return jit.Build("norm_rope.cu", (("LATENT", latent_dim), ("ROPE", rope_dim), ("DTYPE", DTYPE_DEFINE[dtype])))
@@ -63,6 +67,27 @@ def norm_rope(
         ShapeError: the arguments do not fit one another. ArgumentError: an unknown impl, a row outside the block table
             (CPU only). UnsupportedDevice: "cuda" for tensors on another device.
     """
+    arguments = (kv, q_rope, norm_weight, cos, sin, pages, block_table, prefix_len, num_nodes, q)
+    if _runs_kernel(*arguments, impl):
+        return _norm_rope(*arguments, eps, interleaved)
+    return reference.norm_rope(*arguments, eps=eps, interleaved=interleaved)
+
+
+@by_layout
+def _runs_kernel(
+    kv: Tensor,
+    q_rope: Tensor,
+    norm_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    num_nodes: Tensor,
+    q: Tensor,
+    impl: str,
+) -> bool:
+    """Check the arguments of `norm_rope`; say whether the kernel runs."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     if impl == "cuda" and not kv.is_cuda:
         raise UnsupportedDevice(f"norm_rope: impl 'cuda' needs CUDA tensors, kv is on {kv.device}")
@@ -75,11 +100,10 @@ def norm_rope(
     for name, tensor in floats.items():
         if tensor.dtype != kv.dtype:
             raise ShapeError(name, f"{kv.dtype}, as kv", tensor.dtype)
-    arguments = (kv, q_rope, norm_weight, cos, sin, pages, block_table, prefix_len, num_nodes, q)
     if impl == "reference" or not kv.is_cuda:
-        return reference.norm_rope(*arguments, eps=eps, interleaved=interleaved)
+        return False
     _check_for_kernel(kv, q_rope, floats, others)
-    return _norm_rope(*arguments, eps, interleaved)
+    return True
 
 
 def norm_rope_cost(num_rows: int, num_heads: int, latent_dim: int, rope_dim: int, itemsize: int = 2) -> Cost:

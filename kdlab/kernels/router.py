@@ -9,6 +9,7 @@ from kdlab.checks import check_choice, check_int, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
@@ -52,6 +53,17 @@ def router(
         ShapeError: the arguments do not fit one another. NotSupported: impl "cuda" for what the kernels do not take.
         UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl, or k above E.
     """
+    if not _runs_kernel(x, weight, bias, used, k, groups, impl):
+        return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
+    logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
+    return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
+
+
+@by_layout
+def _runs_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor, used: Tensor | None, k: int, groups: tuple[int, int], impl: str
+) -> bool:
+    """Check the arguments of `router`; say whether the kernels run."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     if impl == "cuda" and not x.is_cuda:
         raise UnsupportedDevice(f"router: impl 'cuda' needs CUDA tensors, x is on {x.device}")
@@ -68,10 +80,7 @@ def router(
     runs = has_kernel(experts, k, x.dtype, groups)
     if impl == "cuda" and not runs:
         raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} open experts, an f32 bias", (k, experts, groups))
-    if impl == "reference" or not x.is_cuda or not runs:
-        return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
-    logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
-    return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
+    return impl != "reference" and x.is_cuda and runs
 
 
 def has_kernel(num_experts: int, k: int, dtype: torch.dtype, groups: tuple[int, int]) -> bool:

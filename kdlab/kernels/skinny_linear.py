@@ -4,6 +4,8 @@ cuBLAS leaves half of the bandwidth unused at these shapes: one rank of 8 has ma
 blocks shares the inputs of a tile of outputs, and a kernel begins to read its weights before the one ahead has ended.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.cost import Cost
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.skinny_plan import (
     ALIGNMENT,
@@ -59,6 +62,17 @@ def skinny_linear(
         UnsupportedDevice: "cuda" for tensors on another device, or on a GPU without clusters of blocks or without room
         for so many rows. ArgumentError: an unknown impl.
     """
+    way = _way(x, weight, gated, dtype, impl)
+    if way == "reference":
+        return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
+    if way == "wide" and dtype is not None:
+        return torch.mm(x, weight.mT, out_dtype=dtype)  # without float32 copies of both
+    return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)
+
+
+@by_layout
+def _way(x: Tensor, weight: Tensor, gated: bool, dtype: torch.dtype | None, impl: str) -> str:
+    """Check the arguments of `skinny_linear`; return what runs: "skinny", "reference", or torch with "wide" sums."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     inputs = check_shape("x", x, ["T", "K"])["K"]
     features = check_shape("weight", weight, ["N", inputs])["N"]
@@ -68,13 +82,11 @@ def skinny_linear(
     if dtype not in (None, x.dtype, torch.float32):
         raise ShapeError("dtype", f"{x.dtype} or float32", dtype)
     if impl == "reference" or not x.is_cuda:
-        return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
+        return "reference"
     if impl == "auto" and choose_linear(x.unsqueeze(0), weight.unsqueeze(0)) == "torch":
-        if dtype is torch.float32 and x.dtype in MMA_DTYPES:
-            return torch.mm(x, weight.mT, out_dtype=dtype)  # without float32 copies of both
-        return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
+        return "wide" if dtype is torch.float32 and x.dtype in MMA_DTYPES else "reference"
     _check_for_kernel(x.unsqueeze(0), weight.unsqueeze(0))
-    return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)
+    return "skinny"
 
 
 def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -92,21 +104,33 @@ def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl:
     Raises:
         As `skinny_linear`.
     """
-    check_choice("impl", impl, ("auto", "cuda", "reference"))
-    sizes = check_shape("x", x, ["B", "T", "K"])
-    shape = [sizes["B"], sizes["T"], check_shape("weight", weight, [sizes["B"], sizes["K"], "N"])["N"]]
-    _check_alike(x, weight, impl)
     if out is None:
-        out = x.new_empty(shape)
-    check_shape("out", out, shape)
+        out = x.new_empty(_product_shape(x, weight))
+    if not _runs_skinny(x, weight, out, impl):
+        return out.copy_(torch.bmm(x, weight)) if not x.is_cuda else torch.bmm(x, weight, out=out)
+    _skinny_matmul(x, weight, out)
+    return out
+
+
+@by_layout
+def _product_shape(x: Tensor, weight: Tensor) -> list[int]:
+    sizes = check_shape("x", x, ["B", "T", "K"])
+    return [sizes["B"], sizes["T"], check_shape("weight", weight, [sizes["B"], sizes["K"], "N"])["N"]]
+
+
+@by_layout
+def _runs_skinny(x: Tensor, weight: Tensor, out: Tensor, impl: str) -> bool:
+    """Check the arguments of `skinny_matmul`; say whether the kernel runs."""
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    check_shape("out", out, _product_shape(x, weight))
+    _check_alike(x, weight, impl)
     _check_alike(x, out, impl)
     if impl == "reference" or not x.is_cuda or (impl == "auto" and choose_linear(x, weight.mT) == "torch"):
-        return out.copy_(torch.bmm(x, weight)) if not x.is_cuda else torch.bmm(x, weight, out=out)
+        return False
     _check_for_kernel(x, weight.mT)
     if out.stride(-1) != 1 or any(n % 4 for n in out.stride()[:2]):
         raise NotSupported("out", "rows of stride 1 at multiples of 4 values", out.stride())
-    _skinny_matmul(x, weight, out)
-    return out
+    return True
 
 
 def choose_linear(x: Tensor, weight: Tensor) -> str:
@@ -187,34 +211,52 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
 
 
 def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan | None = None) -> None:
-    """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided."""
+    """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided; or no B."""
+    if (x.data_ptr() | weight.data_ptr() | y.data_ptr()) % ALIGNMENT:
+        raise ShapeError("x, weight and out", f"storage at multiples of {ALIGNMENT} bytes", "another")
+    made = _prepare(x, weight, y, plan)
+    jit.kernel(made.build, made.name, x.device).launch(
+        made.grid,
+        THREADS,
+        *(x, weight, y, *made.sizes, epilogue),
+        shared_bytes=made.shared_bytes,
+        cluster=made.cluster,
+        overlap=True,
+    )
+
+
+class _Launch(NamedTuple):
+    """What a launch takes besides its tensors."""
+
+    build: jit.Build
+    name: str
+    grid: tuple[int, int]
+    sizes: tuple[object, ...]
+    shared_bytes: int
+    cluster: int | None
+
+
+@by_layout
+def _prepare(x: Tensor, weight: Tensor, y: Tensor, plan: Plan | None) -> _Launch:
+    if x.dim() == 2:
+        x, weight, y = x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0)
     plan = plan or _plan_for(x, weight, jit.arch_of(x.device))
     columns = weight.stride(-1) != 1
     name = "skinny_linear_columns" if columns else "skinny_linear"
     features, inputs = weight.shape[1:]
-    tiles = -(-features // plan.tile)
-    if any(tensor.data_ptr() % ALIGNMENT for tensor in (x, weight, y)):
-        raise ShapeError("x, weight and out", f"storage at multiples of {ALIGNMENT} bytes", "another")
     w_row = weight.stride(-1 if columns else -2)
     strides = (x.stride(1), x.stride(0), w_row, weight.stride(0), y.stride(1), y.stride(0))
-    kernel = jit.kernel(build(x.dtype, plan), name, x.device)
-    kernel.launch(
-        (tiles * plan.split, x.shape[0]),
-        THREADS,
-        *(x, weight, y, x.shape[1], features, inputs),
-        *(np.int64(stride) for stride in strides),
-        epilogue,
-        shared_bytes=shared_bytes(plan),
-        cluster=None if plan.split == 1 else plan.split,
-        overlap=True,
-    )
+    sizes = (x.shape[1], features, inputs, *(np.int64(stride) for stride in strides))
+    grid = (-(-features // plan.tile) * plan.split, x.shape[0])
+    cluster = None if plan.split == 1 else plan.split
+    return _Launch(build(x.dtype, plan), name, grid, sizes, shared_bytes(plan), cluster)
 
 
 @cuda_op("skinny_linear")
 def _skinny_linear(x: Tensor, weight: Tensor, gated: bool, wide: bool) -> Tensor:
     features, epilogue = weight.shape[0], GATED if gated else FLOAT if wide else PLAIN
     y = x.new_empty(x.shape[0], features // 2 if gated else features, dtype=torch.float32 if wide else x.dtype)
-    run_skinny(x.unsqueeze(0), weight.unsqueeze(0), y.unsqueeze(0), epilogue)
+    run_skinny(x, weight, y, epilogue)
     return y
 
 

@@ -16,6 +16,7 @@ from kdlab.kernels.ancestors import num_words, unpack_ancestors
 from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import HOPPER, PORTABLE, arch_of
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.verify_attention_flashmla import run_flashmla
 from kdlab.kernels.verify_attention_mma import run_mma
@@ -70,21 +71,40 @@ def verify_attention(
         only). UnsupportedDevice: this machine cannot run `impl`. NotSupported: `impl` lacks the dtype, the widths or
         fixed_split.
     """
-    check_choice("impl", impl, IMPLS)
     scale = check_float("scale", scale, above=0.0)
+    arguments = (q, pages, block_table, prefix_len, ancestors, num_nodes)
+    impl = _impl_for(*arguments, latent_dim, impl)
+    if impl == "reference":
+        return _reference(*arguments, scale, latent_dim)
+    return _op(*arguments, scale, latent_dim, impl, fixed_split)
+
+
+@by_layout
+def _impl_for(
+    q: Tensor,
+    pages: Tensor,
+    block_table: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    latent_dim: int,
+    impl: str,
+) -> str:
+    """Check the arguments of `verify_attention`; return what runs."""
+    check_choice("impl", impl, IMPLS)
     _check_tensors(q, pages, block_table, prefix_len, ancestors, num_nodes)
     latent_dim = check_int("latent_dim", latent_dim, minimum=1, maximum=q.shape[-1])
     if impl == "auto":
         arch = arch_of(q.device) if q.device.type == "cuda" else None
         impl = choose_impl(arch, q.dtype, latent_dim, q.shape[-1] - latent_dim)
     if impl == "reference":
-        return _reference(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim)
+        return impl
     if q.device.type != "cuda":
         raise UnsupportedDevice(f"verify_attention: impl={impl!r} needs a CUDA GPU, q is on {q.device}")
     if impl != "naive" and (latent_dim, q.shape[-1] - latent_dim) != (LATENT_DIM, ROPE_DIM):
         got = f"{latent_dim} and {q.shape[-1] - latent_dim}"
         raise NotSupported("latent_dim", f"widths {LATENT_DIM} and {ROPE_DIM} for impl={impl!r}", got)
-    return _op(q, pages, block_table, prefix_len, ancestors, num_nodes, scale, latent_dim, impl, fixed_split)
+    return impl
 
 
 def choose_impl(arch: str | None, dtype: torch.dtype, latent_dim: int, rope_dim: int) -> str:

@@ -1,0 +1,95 @@
+"""What is remembered by the layouts of tensors: told apart where a check could tell them apart; no GPU needed."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from kdlab.errors import ShapeError
+from kdlab.kernels.jit.layouts import by_layout
+
+
+@dataclass(frozen=True)
+class Two:
+    """Tensors that travel together."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.fixture
+def asked():
+    """A remembered function and the list of calls that reached it."""
+    calls = []
+
+    @by_layout
+    def answer(x, other=None, *words):
+        calls.append(words)
+        if x.shape[0] == 13:
+            raise ShapeError("x", "another number of rows", 13)
+        return len(calls)
+
+    return answer, calls
+
+
+def on_gpu(*shape, **options):
+    return torch.empty(*shape, device="cuda:0", **options)
+
+
+def test_equal_layouts_are_asked_once(asked):
+    answer, calls = asked
+    with FakeTensorMode():
+        assert answer(on_gpu(3, 4), None, "auto", 1) == answer(on_gpu(3, 4), None, "auto", 1) == 1
+        assert answer(on_gpu(3, 4), Two(on_gpu(2), on_gpu(2))) == answer(on_gpu(3, 4), Two(on_gpu(2), on_gpu(2))) == 2
+    assert len(calls) == 2
+
+
+def test_whatever_differs_is_asked_anew(asked):
+    answer, calls = asked
+    with FakeTensorMode():
+        base = on_gpu(8, 16)
+        different = [
+            (base,),
+            (base, None),
+            (on_gpu(8, 17),),
+            (on_gpu(16, 8).mT,),
+            (torch.as_strided(base, (4, 16), (16, 1)),),
+            (torch.as_strided(base, (4, 16), (16, 1), 16),),
+            (on_gpu(8, 16, dtype=torch.float16),),
+            (torch.empty(8, 16, device="cuda:1"),),
+            (base, base),
+            (base, torch.empty(8, 16)),
+            (base, None, 1),
+            (base, None, 1.0),
+            (base, None, True),
+            (base, None, "1"),
+            (base, Two(base, base)),
+            (base, Two(base, on_gpu(8, 17))),
+        ]
+        for _ in range(2):
+            answers = [answer(*arguments) for arguments in different]
+    assert answers == list(range(1, len(different) + 1))
+    assert len(calls) == len(different)
+
+
+def test_errors_are_raised_every_time_and_the_cpu_is_asked_every_time(asked):
+    answer, calls = asked
+    with FakeTensorMode():
+        for _ in range(2):
+            with pytest.raises(ShapeError, match="another number of rows"):
+                answer(on_gpu(13, 1))
+            answer(on_gpu(3, 1), None, [])  # no hash
+    for _ in range(2):
+        answer(torch.empty(3, 4))
+    assert len(calls) == 6
+
+
+def test_what_is_remembered_does_not_grow_for_ever(asked, monkeypatch):
+    answer, calls = asked
+    monkeypatch.setattr("kdlab.kernels.jit.layouts._MAX_ANSWERS", 2)
+    with FakeTensorMode():
+        for _ in range(2):
+            for rows in (1, 2, 3):
+                answer(on_gpu(rows))
+    assert len(calls) > 3
