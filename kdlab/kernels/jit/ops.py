@@ -12,6 +12,8 @@ import torch
 from kdlab.errors import NotSupported
 
 _LIBRARY = torch.library.Library("kdlab", "FRAGMENT")
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
+"""Types of arguments that want nothing of torch's dispatcher, as subclasses of tensors do."""
 
 
 class CudaOp:
@@ -19,7 +21,7 @@ class CudaOp:
 
     def __init__(self, name: str, function: Callable[..., Any], mutates_args: Sequence[str]) -> None:
         """Register `function` for CUDA tensors; its annotations give the schema."""
-        self.name = name
+        self.name, self._function = name, function
         _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=tuple(mutates_args)))
         _LIBRARY.impl(name, function, "CUDA")
         self._overload = getattr(torch.ops.kdlab, name).default
@@ -30,10 +32,22 @@ class CudaOp:
 
     def __call__(self, *args: Any) -> Any:
         """Run the op; NotSupported where an argument wants a gradient, which no op has."""
+        if torch.is_inference_mode_enabled() and _are_plain(args) and not _is_watched():
+            return self._function(*args)  # the dispatcher takes 5 us and would do nothing but call it
         if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             wanted = "no argument that requires a gradient (under torch.no_grad() or with impl='reference' one may)"
             raise NotSupported(self.name, wanted, "one")
         return self._overload(*args)
+
+
+def _are_plain(args: tuple[Any, ...]) -> bool:
+    return getattr(args[0], "is_cuda", False) and _PLAIN.issuperset(map(type, args))
+
+
+def _is_watched() -> bool:
+    """Say whether a mode, a tracer or a profiler wants to see calls of ops."""
+    modes = torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
+    return bool(modes or torch.autograd._profiler_enabled())
 
 
 def cuda_op(name: str, *, mutates_args: Sequence[str] = ()) -> Callable[[Callable[..., Any]], CudaOp]:
