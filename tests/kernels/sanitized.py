@@ -239,7 +239,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "layer": Case(layer, "add_norm norm_rope head_norm_rope append_context forward_rows embed_shard"),
+    "layer": Case(layer, "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard"),
     "rounds": Case(rounds, "kv_commit stream_advance tree_accept mma_peak"),
     "trees": Case(trees, "tree_build"),
     "logits": Case(logits, "draft_topk merge_topk target_greedy target_draw merge_candidates top_p_mass choose_token"),
