@@ -1,10 +1,10 @@
 // csrc/head_norm_rope.cu: a drafter's queries and keys between projection and attention: each head is normed, then
-//   rotated by its absolute position. append_context also puts keys and values where the context keeps them.
+//   rotated by its absolute position. append_context also puts those of all layers where the context keeps them.
 //   in   head_norm_rope: x [S,n,H,d] with strides | weights [d] of queries (heads below num_queries) and of keys
-//        append_context: k, v [S,n,G,d] with strides | key weight [d]
+//        append_context: k, v [layers,S,n,G,d] with strides | key weights [layers,d]
 //        both: cos, sin [M,d/2] f32 by absolute position | start [S] i32; Scalar is -DDTYPE, d is -DHEAD_DIM
-//   out  head_norm_rope: y [S,n,H,d] | append_context: keys, values [S,P,G,d], row start + i of a stream for i < count;
-//        rows that are not real or have no place are not written
+//   out  head_norm_rope: y [S,n,H,d] | append_context: keys, values [layers,S,P,G,d], row start + i of a stream for
+//        i < count; rows that are not real or have no place are not written
 //   math y = rotate(round(x rsqrt(mean(x^2) + eps)) weight), the mean in f32, rounded before and after the weight as
 //        torch does it; rotate: (a, b) -> (a cos - b sin, b cos + a sin) in f32, pairs (j, j + d/2)
 //   cost its bytes once; a warp holds one head, so nothing is read twice
@@ -18,7 +18,7 @@ static_assert(D % 2 == 0 && D >= 2, "pairs");
 struct Head {
   float a[EACH], b[EACH];  // pair i * 32 + lane: values j and j + d/2
 
-  DEVICE void load(const Scalar* from) {
+  DEVICE explicit Head(const Scalar* from) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int pair = i * WARP + lane_id();
@@ -38,7 +38,7 @@ struct Head {
   }
 
   // Products and sums are rounded one by one, as in torch: no fused multiply-add.
-  DEVICE void norm_and_rotate(const Scalar* weight, const float* cos, const float* sin, float eps) {
+  DEVICE void norm_and_rotate(const Head& weight, const float* cos, const float* sin, float eps) {
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) squares += a[i] * a[i] + b[i] * b[i];
@@ -46,8 +46,8 @@ struct Head {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int pair = min(i * WARP + lane_id(), PAIRS - 1);
-      const float x = rounded(rounded(__fmul_rn(a[i], factor)) * to_float(weight[pair]));
-      const float y = rounded(rounded(__fmul_rn(b[i], factor)) * to_float(weight[pair + PAIRS]));
+      const float x = rounded(rounded(__fmul_rn(a[i], factor)) * weight.a[i]);
+      const float y = rounded(rounded(__fmul_rn(b[i], factor)) * weight.b[i]);
       const float c = cos[pair], s = sin[pair];
       a[i] = __fadd_rn(__fmul_rn(x, c), __fmul_rn(y, -s));
       b[i] = __fadd_rn(__fmul_rn(y, c), __fmul_rn(x, s));
@@ -76,42 +76,44 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    i64 x_stream, i64 x_row, int num_heads, int num_queries, int num_positions, float eps) {
   const int head = this_head(), row = blockIdx.y, stream = blockIdx.z;
   if (head >= num_heads) return;
+  const Head weight(head < num_queries ? q_weight : k_weight);  // nobody's output: it comes before the wait
   grid_dependency_wait();
   grid_dependency_launch();
-  Head values;
-  values.load(x + stream * x_stream + row * x_row + head * D);
   const i64 angle = table_row(i64(load_fresh(start + stream)) + row, num_positions);
-  values.norm_and_rotate(head < num_queries ? q_weight : k_weight, cos + angle, sin + angle, eps);
+  Head values(x + stream * x_stream + row * x_row + head * D);
+  values.norm_and_rotate(weight, cos + angle, sin + angle, eps);
   values.store(y + ((i64(stream) * gridDim.y + row) * num_heads + head) * D);
 }
 
+// Grid (2 G heads in blocks of WARPS, n, layers * S).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append_context(const Scalar* __restrict__ k,       // [S, n, G, d]
-                   const Scalar* __restrict__ v,       // [S, n, G, d]
-                   const Scalar* __restrict__ weight,  // [d]
-                   const float* __restrict__ cos,      // [M, d/2]
-                   const float* __restrict__ sin,      // [M, d/2]
-                   const i32* __restrict__ start,      // [S]
-                   const i32* __restrict__ count,      // [S]
-                   Scalar* __restrict__ keys,          // [S, P, G, d]
-                   Scalar* __restrict__ values,        // [S, P, G, d]
-                   i64 k_stream, i64 k_row, i64 v_stream, i64 v_row, i64 context_stream, int num_heads, int num_rows,
-                   int num_positions, float eps) {
-  const int item = this_head(), head = item % num_heads, row = blockIdx.y, stream = blockIdx.z;
+    append_context(const Scalar* __restrict__ k,        // [layers, S, n, G, d]
+                   const Scalar* __restrict__ v,        // [layers, S, n, G, d]
+                   const Scalar* __restrict__ weights,  // [layers, d]
+                   const float* __restrict__ cos,       // [M, d/2]
+                   const float* __restrict__ sin,       // [M, d/2]
+                   const i32* __restrict__ start,       // [S]
+                   const i32* __restrict__ count,       // [S]
+                   Scalar* __restrict__ keys,           // [layers, S, P, G, d]
+                   Scalar* __restrict__ values,         // [layers, S, P, G, d]
+                   i64 k_layer, i64 k_stream, i64 k_row, i64 v_layer, i64 v_stream, i64 v_row, i64 context_layer,
+                   i64 context_stream, int num_streams, int num_heads, int num_rows, int num_positions, float eps) {
+  const int item = this_head(), head = item % num_heads, row = blockIdx.y;
+  const int layer = blockIdx.z / num_streams, stream = blockIdx.z % num_streams;
   if (item >= 2 * num_heads) return;
+  const Head weight(weights + layer * D);
   grid_dependency_wait();
   grid_dependency_launch();
   const i64 position = i64(load_fresh(start + stream)) + row;
   const bool kept = row < load_fresh(count + stream) && position >= 0 && position < num_rows;
-  const i64 to = stream * context_stream + (position * num_heads + head) * D;
-  Head one;
+  const i64 to = layer * context_layer + stream * context_stream + (position * num_heads + head) * D;
   if (item < num_heads) {
-    one.load(k + stream * k_stream + row * k_row + head * D);
+    Head key(k + layer * k_layer + stream * k_stream + row * k_row + head * D);
     const i64 angle = table_row(position, num_positions);
-    one.norm_and_rotate(weight, cos + angle, sin + angle, eps);
-    if (kept) one.store(keys + to);
+    key.norm_and_rotate(weight, cos + angle, sin + angle, eps);
+    if (kept) key.store(keys + to);
   } else {
-    one.load(v + stream * v_stream + row * v_row + head * D);
-    if (kept) one.store(values + to);
+    const Head value(v + layer * v_layer + stream * v_stream + row * v_row + head * D);
+    if (kept) value.store(values + to);
   }
 }

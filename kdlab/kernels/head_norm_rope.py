@@ -37,6 +37,9 @@ def head_norm_rope(
 ) -> Tensor:
     """Norm each head of a block's queries and keys and rotate it by its slot's absolute position.
 
+    The kernel may read the weights before the one ahead in the stream has ended: nothing may have written them just
+    before. The same holds for `append_context`.
+
     Args:
         x: [S, n, H, d] float, queries in the first heads, keys in the others; any strides between rows.
         q_weight, k_weight: [d] in x's dtype, of the norms.
@@ -79,15 +82,16 @@ def append_context(
     eps: float,
     impl: str = "auto",
 ) -> None:
-    """Write normed, rotated keys and the values of committed rows into the context.
+    """Write normed, rotated keys and the values of committed rows into the context of all layers.
 
     Args:
-        k, v: [S, n, G, d] float, not yet normed; any strides between rows.
-        weight: [d] in k's dtype, of the keys' norm.
+        k, v: [layers, S, n, G, d] float, not yet normed; any strides between rows.
+        weight: [layers, d] in k's dtype, of the keys' norms.
         cos: [M, d/2] f32 by absolute position; sin alike.
         sin: [M, d/2] f32.
-        keys, values: [S, P, G, d] in k's dtype; row i of a stream goes to its row start + i. The last one is a bin:
-            rows from count on, and rows without a place, are not written by the kernel, and go there in the reference.
+        keys, values: [layers, S, P, G, d] in k's dtype; row i of a stream goes to its row start + i. The last one is a
+            bin: rows from count on, and rows without a place, are not written by the kernel, and go there in the
+            reference.
         start, count: [S] i32 (any integer dtype in the reference): where the rows go, and how many are real.
         eps: of the norm.
         impl: as in `head_norm_rope`.
@@ -95,11 +99,11 @@ def append_context(
     Raises:
         As `head_norm_rope`.
     """
-    sizes = check_shape("k", k, ["S", "n", "G", "d"])
+    sizes = check_shape("k", k, ["layers", "S", "n", "G", "d"])
     check_shape("v", v, list(k.shape))
     contexts = {"keys": keys, "values": values}
     for name, tensor in contexts.items():
-        if check_shape(name, tensor, [sizes["S"], "P", sizes["G"], sizes["d"]])["P"] < 1:
+        if check_shape(name, tensor, [*k.shape[:2], "P", sizes["G"], sizes["d"]])["P"] < 1:
             raise ShapeError(name, "at least one row", list(tensor.shape))
     check_shape("values", values, list(keys.shape))
     weights, tables, counts = {"weight": weight, "v": v} | contexts, {"cos": cos, "sin": sin}, {"start": start}
@@ -119,18 +123,18 @@ def head_norm_rope_cost(num_rows: int, num_heads: int, head_dim: int, itemsize: 
 
 def _check(x: Tensor, floats: dict[str, Tensor], tables: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
     head_dim = x.shape[-1]
-    if 0 in x.shape[2:] or head_dim % 2 or not x.is_floating_point():
+    if 0 in x.shape[-2:] or head_dim % 2 or not x.is_floating_point():
         raise ShapeError("x", "heads of floats, an even number each", f"{x.dtype} {list(x.shape)}")
     for name, tensor in floats.items():
         if name.endswith("weight"):
-            check_shape(name, tensor, [head_dim])
+            check_shape(name, tensor, [*x.shape[:-4], head_dim])
         if tensor.dtype != x.dtype:
             raise ShapeError(name, f"{x.dtype}, as the rows", tensor.dtype)
     for name, tensor in tables.items():
         if check_shape(name, tensor, ["M", head_dim // 2])["M"] < 1 or tensor.shape != tables["cos"].shape:
             raise ShapeError(name, f"[positions, {head_dim // 2}]", list(tensor.shape))
     for name, tensor in counts.items():
-        check_shape(name, tensor, [x.shape[0]])
+        check_shape(name, tensor, [x.shape[-4]])
         check_integer_tensor(name, tensor)
     for name, tensor in (floats | tables | counts).items():
         if tensor.device != x.device:
@@ -155,10 +159,11 @@ def _use_kernel(
     if not fits:
         raise NotSupported("x", "float32, bfloat16 or float16 for impl='cuda'", x.dtype)
     for name, tensor in ({"x": x} | others).items():
-        heads, width = tensor.shape[2:]
-        if tensor.stride()[2:] != (width, 1):
+        heads, width = tensor.shape[-2:]
+        if tensor.stride()[-2:] != (width, 1):
             raise ShapeError(name, "heads side by side", f"strides {tensor.stride()}")
-        if name in ("keys", "values") and tensor.stride()[:2] != (others["keys"].stride(0), heads * width):
+        in_context = name in ("keys", "values")
+        if in_context and tensor.stride()[:-2] != (*others["keys"].stride()[:-3], heads * width):
             raise ShapeError(name, "contiguous streams, alike in keys and values", f"strides {tensor.stride()}")
     wanted = dict.fromkeys(weights, x.dtype) | dict.fromkeys(tables, torch.float32) | dict.fromkeys(counts, torch.int32)
     for name, tensor in (weights | tables | counts).items():
@@ -210,16 +215,16 @@ def _append_context(
     count: Tensor,
     eps: float,
 ) -> None:
-    num_streams, num_rows, num_heads, head_dim = k.shape
-    if 0 in (num_streams, num_rows):
+    num_layers, num_streams, num_rows, num_heads, head_dim = k.shape
+    if 0 in (num_layers, num_streams, num_rows):
         return
-    strides = (*k.stride()[:2], *v.stride()[:2], keys.stride(0))
+    strides = (*k.stride()[:3], *v.stride()[:3], *keys.stride()[:2])
     kernel(build(head_dim, k.dtype), "append_context", k.device).launch(
-        (-(-2 * num_heads // _WARPS), num_rows, num_streams),
+        (-(-2 * num_heads // _WARPS), num_rows, num_layers * num_streams),
         32 * _WARPS,
         *(k, v, weight, cos, sin, start, count, keys, values),
         *map(np.int64, strides),
-        *(num_heads, keys.shape[1], cos.shape[0], float(eps)),
+        *(num_streams, num_heads, keys.shape[2], cos.shape[0], float(eps)),
         overlap=True,
     )
 

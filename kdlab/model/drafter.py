@@ -16,7 +16,7 @@ from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import Checkpoint
 from kdlab.model.draft_context import DraftContext
-from kdlab.model.drafter_layers import DraftLayer
+from kdlab.model.drafter_layers import DraftHeads, DraftLayer
 from kdlab.model.layers import Part, parts, prefixed, weight, wholes
 from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.model.reading import Planned, Progress
@@ -69,8 +69,9 @@ class Drafter(nn.Module):
         held = self.features.stop - self.features.start
         self.fc = weight(held, len(config.target_layer_ids) * width, dtype=dtype, device=device)
         self.hidden_norm = weight(width, dtype=dtype, device=device)
+        self.heads = DraftHeads(config, dtype=dtype, device=device, ranks=ranks)
         layers = nn.ModuleList(
-            DraftLayer(config, layer, dtype=dtype, device=device, ranks=ranks)
+            DraftLayer(config, layer, self.heads, dtype=dtype, device=device, ranks=ranks)
             for layer in range(config.num_hidden_layers)
         )
         self.layers = cast("Sequence[DraftLayer]", layers)
@@ -88,7 +89,7 @@ class Drafter(nn.Module):
         self, num_streams: int, max_positions: int, device: torch.device | str, dtype: torch.dtype
     ) -> DraftContext:
         """Return an empty context of `num_streams` streams with room for `max_positions` committed tokens each."""
-        heads = self.layers[0].attention.kv_heads
+        heads = self.heads.kv_heads
         held = replace(self.config, num_key_value_heads=heads.stop - heads.start)
         return DraftContext.allocate(held, self.rope, num_streams, max_positions, device, dtype)
 
@@ -115,8 +116,7 @@ class Drafter(nn.Module):
         with stage("draft context"):
             features = self.ranks.join(skinny_linear(taps.flatten(0, 1), self.fc, impl=impl), "drafter")
             _, features = add_norm(features, None, self.hidden_norm, self.config.rms_norm_eps, impl=impl)
-            for module in self.layers:
-                module.attention.extend(context, features, start, count, impl)
+            self.heads.extend(context, features, start, count, impl)
 
     def forward(self, block: Tensor, start: Tensor, context: DraftContext, impl: str = "auto") -> Tensor:
         """Draft one block in each stream; slot i of the result predicts the token at absolute position start + i.

@@ -19,7 +19,7 @@ from tests.pairs import tiny_pair
 
 DRAFTER_OPS = (
     *((drafter, name) for name in ("skinny_linear", "add_norm")),
-    *((drafter_layers, name) for name in ("skinny_linear", "add_norm")),
+    *((drafter_layers, name) for name in ("skinny_linear", "skinny_matmul", "add_norm")),
     *((drafter_layers, name) for name in ("head_norm_rope", "append_context", "draft_attention")),
 )
 SHARED_OPS = (layers, "skinny_linear"), (target, "embed_shard")  # the target asks for "reference" on the CPU

@@ -21,7 +21,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of heads (queries, keys, values), a context, and where both stand."""
+    """Rows of heads (queries, keys, values), a context of two layers, and where both stand."""
 
     rows: Tensor
     q_weight: Tensor
@@ -49,12 +49,18 @@ class Case:
         arguments = (x, self.q_weight, self.k_weight, self.cos, self.sin, self.start)
         return head_norm_rope(*arguments, num_queries=x.shape[2] - self.kv_heads, eps=EPS, impl=impl)
 
+    def context_rows(self):
+        """Context rows: keys and values of both layers, with strides, and the weights of their norms."""
+        parts = (self.rows.narrow(2, first, 2 * self.kv_heads) for first in (self.rows.shape[2] - 2 * self.kv_heads, 0))
+        k, v = (part.unflatten(2, (2, -1)).movedim(2, 0) for part in parts)
+        return k, v, torch.stack((self.k_weight, self.q_weight))
+
     def append(self, impl="auto"):
-        """Context rows: the context with them."""
-        k, v = self.rows[:, :, -2 * self.kv_heads :].split(self.kv_heads, dim=2)
+        """The context with them."""
+        rows = self.context_rows()  # first: the kernel reads the weights before the kernel ahead of it has ended
         keys, values = self.keys.clone(), self.values.clone()
         counts = (self.start, self.count)
-        append_context(k, v, self.k_weight, self.cos, self.sin, keys, values, *counts, eps=EPS, impl=impl)
+        append_context(*rows, self.cos, self.sin, keys, values, *counts, eps=EPS, impl=impl)
         return keys, values
 
 
@@ -67,7 +73,7 @@ def new_case(dtype, starts=(0, 30, 7), counts=(5, 0, 3), *, n=5, heads=4, kv_hea
     streams = len(starts)
     rows = randn(streams, n, heads + 2 * kv_heads, dim) * (0.01 + torch.rand(streams, n, 1, 1, generator=generator))
     cos, sin = rope_tables(torch.arange(capacity + n), RopeConfig(dim=dim, theta=50000.0))
-    past = [torch.full((streams, capacity + 1, kv_heads, dim), torch.nan) for _ in range(2)]
+    past = [torch.full((2, streams, capacity + 1, kv_heads, dim), torch.nan) for _ in range(2)]
     start, count = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, counts))
     weights = [1 + 0.3 * randn(dim) for _ in range(2)]
     floats = [t.to(dtype) for t in (rows, *weights)]
@@ -94,17 +100,21 @@ def expected_heads(case):
 
 def expected_context(case):
     """Oracle: the context with one row after the other."""
-    heads, keys, values = expected_heads(case), case.keys.clone(), case.values.clone()
-    for stream, (start, count) in enumerate(zip(case.start.tolist(), case.count.tolist(), strict=True)):
-        for row in range(count):
-            keys[stream, start + row] = heads[stream, row, -case.kv_heads :]
-            values[stream, start + row] = case.rows[stream, row, -case.kv_heads :]
+    k, v, weights = case.context_rows()
+    keys, values = case.keys.clone(), case.values.clone()
+    for layer, weight in enumerate(weights):
+        for stream, (start, count) in enumerate(zip(case.start.tolist(), case.count.tolist(), strict=True)):
+            for row in range(count):
+                at = start + row
+                normed = rms_norm(k[layer, stream, row], weight, EPS)
+                keys[layer, stream, at] = apply_rope(normed, case.cos[at], case.sin[at], interleaved=False)
+                values[layer, stream, at] = v[layer, stream, row]
     return keys, values
 
 
 def assert_same(ours, theirs, rows=slice(None)):
     for got, wanted in zip(ours, theirs, strict=True):
-        assert torch.equal(got[:, rows].nan_to_num(77), wanted[:, rows].nan_to_num(77))
+        assert torch.equal(got[:, :, rows].nan_to_num(77), wanted[:, :, rows].nan_to_num(77))
 
 
 def assert_right(case, got=None):
@@ -155,18 +165,19 @@ def test_wrong_arguments_are_named(change, error, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(v=torch.zeros(3, 5, 1, 16)), "v"),
-        (dict(keys=torch.zeros(3, 41, 1, 16)), "keys"),
-        (dict(values=torch.zeros(3, 40, 2, 16)), "values"),
-        (dict(values=torch.zeros(3, 41, 2, 16).half()), "as the rows"),
+        (dict(v=torch.zeros(2, 3, 5, 1, 16)), "v"),
+        (dict(weight=torch.zeros(16)), "weight"),
+        (dict(keys=torch.zeros(1, 3, 41, 2, 16)), "keys"),
+        (dict(values=torch.zeros(2, 3, 40, 2, 16)), "values"),
+        (dict(values=torch.zeros(2, 3, 41, 2, 16).half()), "as the rows"),
         (dict(count=torch.zeros(3, 1, dtype=torch.int32)), "count"),
     ],
     ids=str,
 )
 def test_wrong_contexts_are_named(change, message):
     case = new_case(torch.float32)
-    k, v = case.rows[:, :, -4:].split(2, dim=2)
-    right = dict(k=k, v=v, weight=case.k_weight, cos=case.cos, sin=case.sin, keys=case.keys, values=case.values)
+    k, v, weight = case.context_rows()
+    right = dict(k=k, v=v, weight=weight, cos=case.cos, sin=case.sin, keys=case.keys, values=case.values)
     with pytest.raises(ShapeError, match=message):
         append_context(**(right | dict(start=case.start, count=case.count, eps=EPS) | change))
     assert case.keys.isnan().all()
@@ -174,11 +185,11 @@ def test_wrong_contexts_are_named(change, message):
 
 def test_fake_tensors():
     real = new_case(torch.bfloat16, dim=128)
-    k, v = real.rows[:, :, 4:].split(2, dim=2)
-    views = dict(x=real.rows[:, :, :6], k=k, v=v, far=real.keys[:, ::2], weight=real.k_weight)
+    k, v, weights = real.context_rows()
+    views = dict(x=real.rows[:, :, :6], k=k, v=v, far=real.keys[:, :, ::2], weight=real.k_weight, weights=weights)
     with FakeTensorMode():
         # Nothing slices these: without a GPU torch cannot index fakes on one.
-        x, k, v, far, weight, keys, values, cos, sin, start, count = (
+        x, k, v, far, weight, weights, keys, values, cos, sin, start, count = (
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
             for t in (*views.values(), real.keys, real.values, real.cos, real.sin, real.start, real.count)
         )
@@ -189,9 +200,9 @@ def test_fake_tensors():
         wide = block | dict(q_weight=weight.double(), k_weight=weight.double())
         with pytest.raises(NotSupported, match="float32, bfloat16 or float16"):
             head_norm_rope(x.double(), start=start, **wide)
-        append_context(k, v, weight, cos, sin, keys, values, start, count, eps=EPS, impl="cuda")
+        append_context(k, v, weights, cos, sin, keys, values, start, count, eps=EPS, impl="cuda")
         with pytest.raises(ShapeError, match="keys: expected contiguous streams"):
-            append_context(k, v, weight, cos, sin, far, far, start, count, eps=EPS, impl="cuda")
+            append_context(k, v, weights, cos, sin, far, far, start, count, eps=EPS, impl="cuda")
 
 
 def test_cost():
@@ -224,16 +235,16 @@ def test_far_positions():
 @gpu
 def test_rows_without_a_place_are_not_written():
     case = new_case(torch.bfloat16, (38, 2**31 - 3, -2), (5, 5, 5), dim=64).to("cuda")
+    rows = case.context_rows()
     (keys, check_keys), (values, check_values) = (canary(t.shape, t.dtype, "cuda") for t in (case.keys, case.values))
-    k, v = case.rows[:, :, -4:].split(2, dim=2)
-    arguments = (k, v, case.k_weight, case.cos, case.sin, keys, values, case.start, case.count)
+    arguments = (*rows, case.cos, case.sin, keys, values, case.start, case.count)
     append_context(*arguments, eps=EPS, impl="cuda")
     check_keys()
     check_values()
-    written = (~keys.isnan()).all(-1).all(-1)
-    assert written[0].nonzero().flatten().tolist() == [38, 39, 40]  # 40 is the bin
-    assert not written[1].any()
-    assert written[2].nonzero().flatten().tolist() == [0, 1, 2]
+    for written in (~keys.isnan()).all(-1).all(-1):
+        assert written[0].nonzero().flatten().tolist() == [38, 39, 40]  # 40 is the bin
+        assert not written[1].any()
+        assert written[2].nonzero().flatten().tolist() == [0, 1, 2]
     assert case.heads("cuda").isfinite().all()
 
 
@@ -241,8 +252,8 @@ def test_rows_without_a_place_are_not_written():
 def test_capture_replays_with_new_starts():
     case = new_case(torch.bfloat16, dim=64)
     on_gpu = case.to("cuda")
-    k, v = on_gpu.rows[:, :, -4:].split(2, dim=2)
-    arguments = (k, v, on_gpu.k_weight, on_gpu.cos, on_gpu.sin, on_gpu.keys, on_gpu.values, on_gpu.start, on_gpu.count)
+    counts = (on_gpu.start, on_gpu.count)
+    arguments = (*on_gpu.context_rows(), on_gpu.cos, on_gpu.sin, on_gpu.keys, on_gpu.values, *counts)
 
     def both():
         append_context(*arguments, eps=EPS)
@@ -280,6 +291,5 @@ def test_opcheck():
     tables = (case.cos, case.sin)
     block = (case.rows[:, :, :6], case.q_weight, case.k_weight, *tables, case.start, 4, EPS)
     torch.library.opcheck(torch.ops.kdlab.head_norm_rope.default, block)
-    k, v = case.rows[:, :, -4:].split(2, dim=2)
-    context = (k, v, case.k_weight, *tables, case.keys, case.values, case.start, case.count, EPS)
+    context = (*case.context_rows(), *tables, case.keys, case.values, case.start, case.count, EPS)
     torch.library.opcheck(torch.ops.kdlab.append_context.default, context)

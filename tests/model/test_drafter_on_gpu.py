@@ -20,8 +20,8 @@ def new_drafter(mask):
     """The tiny drafter with random weights and a mask of MASKS."""
     torch.manual_seed(0)
     drafter = Drafter(replace(DrafterConfig.load(DATA / "tiny-pair" / "drafter"), **MASKS[mask]))
-    for weight in drafter.parameters():
-        weight.normal_(1 if weight.dim() == 1 else 0, 0.1)
+    for part in drafter.views().values():
+        part.view.normal_(1 if part.view.dim() == 1 else 0, 0.1)
     return drafter
 
 

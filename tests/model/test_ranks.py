@@ -74,7 +74,7 @@ def test_ranks_hold_the_drafter_between_them():
     slices = [load(Ranks.slice_of(rank, 4)) for rank in range(4)]
     assert_parts_cover(load(ONE_RANK).views(), [drafter.views() for drafter in slices])
     # Four ranks share two key heads: neighbours hold the same one.
-    assert [drafter.layers[0].attention.kv_heads.start for drafter in slices] == [0, 0, 1, 1]
+    assert [drafter.heads.kv_heads.start for drafter in slices] == [0, 0, 1, 1]
     assert slices[0].new_context(1, 4, "cpu", torch.float32).keys.shape[3] == 1
 
 

@@ -124,27 +124,30 @@ def append_context(
     *,
     eps: float,
 ) -> None:
-    """Write normed, rotated keys and the values of committed rows into the context.
+    """Write normed, rotated keys and the values of committed rows into the context of all layers.
 
     Args:
-        k, v: [S, n, G, d] float, not yet normed.
-        weight: [d] float, of the keys' norm.
+        k, v: [layers, S, n, G, d] float, not yet normed.
+        weight: [layers, d] float, of the keys' norms.
         cos: [M, d/2] f32 by absolute position; sin alike.
         sin: [M, d/2] f32.
-        keys, values: [S, P, G, d] float; row i of a stream goes to its row start + i. The last one is a bin, where
-            rows from count on and rows without a place go here (how many those are is known on the device only).
+        keys, values: [layers, S, P, G, d] float; row i of a stream goes to its row start + i. The last one is a bin,
+            where rows from count on and rows without a place go here (how many those are is known on the device only).
         start: [S] int.
         count: [S] int, rows of each stream that are real.
         eps: of the norm.
     """
-    position = _positions(start, k.shape[1])
-    row = torch.arange(k.shape[1], device=k.device)
-    bin_row = keys.shape[1] - 1
+    position = _positions(start, k.shape[2])
+    row = torch.arange(k.shape[2], device=k.device)
+    bin_row = keys.shape[2] - 1
     kept = (row < count[:, None]) & (position >= 0) & (position < bin_row)
     where = torch.where(kept, position, bin_row)
-    stream = torch.arange(k.shape[0], device=k.device)[:, None]
-    keys[stream, where] = apply_rope(rms_norm(k, weight, eps), *_angles(cos, sin, position), interleaved=False)
-    values[stream, where] = v
+    stream = torch.arange(k.shape[1], device=k.device)[:, None]
+    angles = _angles(cos, sin, position)
+    for layer in range(len(k)):
+        normed = rms_norm(k[layer], weight[layer], eps)
+        keys[layer, stream, where] = apply_rope(normed, *angles, interleaved=False)
+        values[layer, stream, where] = v[layer]
 
 
 def _positions(start: Tensor, num_rows: int) -> Tensor:
