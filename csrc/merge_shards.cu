@@ -3,8 +3,10 @@
 //   in   R shards, each field at its own stride between ranks: [rows,K] of merge_topk, [rows,F] of merge_candidates,
 //        by falling value or score; token_ids global, -1 behind the last | mass [rows,F+1] f64 of choose_token
 //   out  merge_topk: log_probs [rows,K] f32, token_ids [rows,K] i32, nonfinite [rows] | merge_candidates: one shard's
-//        fields of the whole vocabulary | choose_token: tokens [rows] i32, -1 where a row is not finite or empty
-//   math merge_topk: an entry's place is the number of entries before it, found by bisection of each list.
+//        fields of the whole vocabulary | choose_token, and best_candidate of F = 1: tokens [rows] i32, -1 where a row
+//        is not finite or empty
+//   math merge_topk: an entry's place is the number of entries before it, found by bisection of each list; K / R
+//        entries of each list already tell a bound that few of the others reach.
 //        merge_candidates: one stays if no other has both a better score and a better value; its place is the number
 //        of such with a better score. Ties go to the smaller id.
 //   cost R * K * 8 or R * F * 16 bytes a row; the time is a launch
@@ -21,14 +23,23 @@ DEVICE double total_lse(const double* lse, i64 rank_stride, i32 num_ranks) {
   return largest + log(warp_sum(lane_id() < num_ranks ? exp(own - largest) : 0.0));
 }
 
+constexpr int SEARCHERS = 8;  // lanes that place one entry, each in every eighth list
+
+// Dynamic shared memory: entries [K][R], 0 where the shard has no token; the lists stand side by side.
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge_topk(const float* values, i64 values_stride, const i32* token_ids, i64 ids_stride, const double* lse,
            i64 lse_stride, const u8* nonfinite, i64 nonfinite_stride, i32 num_ranks, i32 k, float* log_probs,
            i32* top_ids, u8* row_nonfinite) {
-  extern __shared__ u64 keys[];  // [R * K], 0 where the shard has no token
+  extern __shared__ u64 keys[];
   const i64 row = blockIdx.x;
   const i32 count = num_ranks * k;
   grid_dependency_wait();
+  grid_dependency_launch();
+  for (i32 i = threadIdx.x; i < count; i += THREADS) {
+    const i32 r = i / k, place = i - r * k, id = token_ids[r * ids_stride + row * k + place];
+    const float value = values[r * values_stride + row * k + place];
+    keys[place * num_ranks + r] = id < 0 ? 0 : rank_key(value, id);
+  }
   const double total = total_lse(lse + row, lse_stride, num_ranks);
   const bool flagged = lane_id() < num_ranks && nonfinite[lane_id() * nonfinite_stride + row] != 0;
   const bool bad = __any_sync(FULL_MASK, flagged) || !(total < INFINITY_F64 && total > -INFINITY_F64);
@@ -37,26 +48,27 @@ merge_topk(const float* values, i64 values_stride, const i32* token_ids, i64 ids
     for (i32 i = threadIdx.x; i < k; i += THREADS) log_probs[row * k + i] = NAN_F32, top_ids[row * k + i] = i;
     return;
   }
-  for (i32 i = threadIdx.x; i < count; i += THREADS) {
-    const i32 r = i / k, id = token_ids[r * ids_stride + row * k + i % k];
-    keys[i] = id < 0 ? 0 : rank_key(values[r * values_stride + row * k + i % k], id);
-  }
   __syncthreads();
-  for (i32 i = threadIdx.x; i < count; i += THREADS) {
-    const u64 key = keys[i];
-    if (key == 0) continue;
-    i32 place = i % k;
-    for (i32 r = 0; r < num_ranks; ++r) {
-      if (r == i / k) continue;
-      i32 begin = 0, end = k;  // entries of list r before this one: keys fall
+  // Where every list holds this many entries that reach the lowest of their last ones, K do: what is below is out.
+  const i32 each = cdiv(k, num_ranks);
+  const u64 least = warp_min_key(lane_id() < num_ranks ? keys[(each - 1) * num_ranks + lane_id()] : ~u64(0));
+  for (i32 item = threadIdx.x; item < round_up(count * SEARCHERS, WARP); item += THREADS) {
+    const i32 i = item / SEARCHERS, own = i % num_ranks;
+    const u64 key = i < count ? keys[i] : 0;
+    const bool stays = key != 0 && key >= least;
+    if (!__any_sync(FULL_MASK, stays)) continue;
+    i32 before = 0;
+    for (i32 r = item % SEARCHERS; r < num_ranks; r += SEARCHERS) {
+      i32 begin = 0, end = stays && r != own ? k : 0;  // entries of list r before this one: keys fall
       while (begin < end) {
         const i32 middle = (begin + end) / 2;
-        if (keys[r * k + middle] > key) begin = middle + 1;
+        if (keys[middle * num_ranks + r] > key) begin = middle + 1;
         else end = middle;
       }
-      place += begin;
+      before += begin;
     }
-    if (place >= k) continue;
+    const i32 place = i / num_ranks + warp_sum<SEARCHERS>(before);
+    if (!stays || item % SEARCHERS != 0 || place >= k) continue;
     log_probs[row * k + place] = static_cast<float>(static_cast<double>(value_of(key)) - total);
     top_ids[row * k + place] = static_cast<i32>(id_of(key));
   }
@@ -81,6 +93,7 @@ merge_candidates(const double* scores, i64 scores_stride, const i32* token_ids, 
   i32* stays = reinterpret_cast<i32*>(memory + 2 * count);
   i32* length = stays + count;
   grid_dependency_wait();
+  grid_dependency_launch();
   for (i32 i = threadIdx.x; i < count; i += THREADS) {
     const i32 r = i / capacity, place = i % capacity, id = token_ids[r * ids_stride + row * capacity + place];
     all.score[i] = scores[r * scores_stride + row * capacity + place];
@@ -127,12 +140,31 @@ merge_candidates(const double* scores, i64 scores_stride, const i32* token_ids, 
   }
 }
 
+// A warp a row, a rank a lane: of one candidate a shard the best is the draw, if no top-p can refuse it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+best_candidate(const double* scores, i64 scores_stride, const i32* token_ids, i64 ids_stride, const float* top,
+               i64 top_stride, i32 num_ranks, i32 num_rows, i32* tokens) {
+  const i32 row = blockIdx.x * WARPS + warp_id(), r = lane_id();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  if (row >= num_rows) return;
+  const bool holds = r < num_ranks;
+  const i32 id = holds ? token_ids[r * ids_stride + row] : -1;
+  const u64 score = id < 0 ? 0 : order_key(scores[r * scores_stride + row]);
+  const float largest = holds ? top[r * top_stride + row] : 0.0f;
+  const u64 best = warp_max_key(score);
+  const u32 first = warp_min_key(score == best ? static_cast<u32>(id) : ~0u);
+  const bool bad = __any_sync(FULL_MASK, largest != largest);
+  if (r == 0) tokens[row] = bad || best == 0 ? -1 : static_cast<i32>(first);
+}
+
 // One thread a row. `reached` is top_p as the sums of masses are compared with it; mass is null without top-p.
 extern "C" __global__ void __launch_bounds__(THREADS)
 choose_token(const i32* token_ids, const float* top, const double* mass, i32 num_rows, i32 capacity, double reached,
              i32* tokens) {
   const i32 row = blockIdx.x * THREADS + threadIdx.x;
   grid_dependency_wait();
+  grid_dependency_launch();
   if (row >= num_rows) return;
   const i32* ids = token_ids + static_cast<i64>(row) * capacity;
   i32 token = mass == nullptr ? ids[0] : -1;

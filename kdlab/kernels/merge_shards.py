@@ -79,6 +79,27 @@ def merge_candidates(shards: SampleShard, *, impl: str = "auto") -> SampleShard:
     return SampleShard(*_merge_candidates(*shards))
 
 
+def best_candidate(shards: SampleShard, *, impl: str = "auto") -> Tensor:
+    """Take the draw from shards of one candidate each, [S, N] i32: `merge_candidates`, then `choose_token`.
+
+    Args:
+        shards: of every rank, as for `merge_candidates`, with F = 1: greedy, or drawn without top-p.
+        impl: as for `merge_topk`.
+
+    Raises:
+        ShapeError, ArgumentError, UnsupportedDevice: as `merge_topk`.
+    """
+    sizes = check_shape("shards.scores", shards.scores, ["R", "S", "N", 1])
+    if not runs_kernel("best_candidate", shards.values, impl):
+        return choose_token(merge_candidates(shards, impl=impl), top_p=1.0, impl=impl)
+    row = [sizes["R"], sizes["S"], sizes["N"]]
+    _check_room(sizes["R"], 1, 1)
+    _check("shards.scores", shards.scores, [*row, 1], torch.float64)
+    _check("shards.token_ids", shards.token_ids, [*row, 1], torch.int32)
+    _check("shards.top", shards.top, row, torch.float32)
+    return _best_candidate(shards.scores, shards.token_ids, shards.top)
+
+
 def choose_token(candidates: SampleShard, mass: Tensor | None = None, *, top_p: float, impl: str = "auto") -> Tensor:
     """Take the draw from the candidates of all shards, [S, N] i32; see `sample_shards.choose_token`."""
     if not runs_kernel("choose_token", candidates.values, impl):
@@ -157,6 +178,22 @@ def _candidate_outputs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = scores.new_empty(scores.shape[1:])
     ids, values = torch.empty_like(out, dtype=torch.int32), torch.empty_like(out, dtype=torch.float32)
     return out, ids, values, values.new_empty(out.shape[:2])
+
+
+@cuda_op("best_candidate")
+def _best_candidate(scores: Tensor, token_ids: Tensor, top: Tensor) -> Tensor:
+    tokens = token_ids.new_empty(top.shape[1:])
+    if tokens.numel():
+        jit.kernel(BUILD, "best_candidate", top.device).launch(
+            -(-tokens.numel() * 32 // _THREADS), _THREADS, *_rank_strides((scores, token_ids, top)), top.shape[0],
+            tokens.numel(), tokens, overlap=True,
+        )  # fmt: skip
+    return tokens
+
+
+@_best_candidate.register_fake
+def _(_scores: Tensor, token_ids: Tensor, top: Tensor) -> Tensor:
+    return token_ids.new_empty(top.shape[1:])
 
 
 @cuda_op("choose_token")

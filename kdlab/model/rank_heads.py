@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kdlab.checks import check_int
 from kdlab.kernels.draft_topk import TopK, TopKShard, draft_topk, draft_topk_shard
-from kdlab.kernels.merge_shards import choose_token, merge_candidates, merge_topk
+from kdlab.kernels.merge_shards import best_candidate, choose_token, merge_candidates, merge_topk
 from kdlab.kernels.sample_shards import SampleShard, target_sample_shard, top_p_mass_shard
 from kdlab.kernels.target_sample import target_sample
 from kdlab.model.ranks import Ranks
@@ -37,7 +37,7 @@ def top_over_ranks(ranks: Ranks, logits: Tensor, k: int, impl: str) -> TopK:
     first_id = ranks.rank * logits.shape[-1]
     shards = gather_fields(ranks, draft_topk_shard(logits, k, first_id=first_id, impl=impl))
     if ranks.missing:  # a copy stands for a rank that has other tokens
-        others = ranks.shifts(logits.device) * logits.shape[-1]
+        others = ranks.shifts(logits.device, logits.shape[-1])
         shards = shards._replace(token_ids=shards.token_ids + others[:, None, None, None])
     return merge_topk(shards, impl=impl)
 
@@ -66,11 +66,12 @@ def sample_over_ranks(
         return target_sample(logits, **draw)
     first_id = ranks.rank * logits.shape[-1]
     own = target_sample_shard(logits, first_id=first_id, **draw)
-    candidates = merge_candidates(gather_fields(ranks, own), impl=impl)
-    mass = None
-    if temperature > 0.0 and top_p < 1.0:
-        mass = top_p_mass_shard(logits, candidates, first_id=first_id, temperature=temperature, impl=impl)
-        ranks.all_reduce(mass, "head")
+    shards = gather_fields(ranks, own)
+    if temperature == 0.0 or top_p == 1.0:
+        return best_candidate(shards, impl=impl)
+    candidates = merge_candidates(shards, impl=impl)
+    mass = top_p_mass_shard(logits, candidates, first_id=first_id, temperature=temperature, impl=impl)
+    ranks.all_reduce(mass, "head")
     return choose_token(candidates, mass, top_p=top_p, impl=impl)
 
 

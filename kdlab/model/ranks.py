@@ -81,10 +81,18 @@ class Ranks:
         group = dist.new_group(range(size))
         return replace(self, size=size, group=group, calls=Counter()) if self.rank < size else None
 
-    def shifts(self, device: torch.device) -> Tensor:
-        """Return how far each part of `all_gather` is from the rank that it came from, [size] i32: 0 unless copied."""
+    def shifts(self, device: torch.device, width: int = 1) -> Tensor:
+        """Return how far each part of `all_gather` is from the rank that it came from, [size] i32: 0 unless copied.
+
+        Args:
+            device: of the result.
+            width: that a rank counts as.
+        """
+        first, last = -self.rank * width, (self.size - self.rank) * width
+        if self.group is None:  # copies of this rank's own
+            return torch.arange(first, last, width, dtype=torch.int32, device=device)
         every = torch.arange(self.size, dtype=torch.int32, device=device)
-        return every - (self.rank if self.group is None else every % (self.size - self.missing))
+        return width * (every - every % (self.size - self.missing))
 
     def span(self, total: int, unit: int = 1, *, name: str = "size") -> slice:
         """Return this rank's equal part of `total`, in whole units.

@@ -108,6 +108,8 @@ def logits():
         draws = shards_of(
             rows, 2, lambda part, first, own=settings: sample_shards.target_sample_shard(part, first_id=first, **own)
         )
+        if draws.scores.shape[-1] == 1:
+            merge_shards.best_candidate(draws, impl="cuda")
         merged, mass = merge_shards.merge_candidates(draws, impl="cuda"), None
         if sampler[0] > 0 and sampler[1] < 1:
             mass = sample_shards.top_p_mass_shard(rows, merged, first_id=0, temperature=sampler[0])
@@ -242,7 +244,10 @@ CASES = {
     "layer": Case(layer, "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard"),
     "rounds": Case(rounds, "kv_commit stream_advance tree_accept mma_peak"),
     "trees": Case(trees, "tree_build"),
-    "logits": Case(logits, "draft_topk merge_topk target_greedy target_draw merge_candidates top_p_mass choose_token"),
+    "logits": Case(
+        logits,
+        "draft_topk merge_topk target_greedy target_draw merge_candidates best_candidate top_p_mass choose_token",
+    ),
     "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose"),
     "experts": Case(experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum"),
     "attention": Case(

@@ -6,7 +6,7 @@ import torch
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import draft_topk, sample_shards
 from kdlab.kernels.draft_topk import TopKShard, draft_topk_shard
-from kdlab.kernels.merge_shards import choose_token, merge_candidates, merge_topk
+from kdlab.kernels.merge_shards import best_candidate, choose_token, merge_candidates, merge_topk
 from kdlab.kernels.sample_shards import SampleShard, target_sample_shard, top_p_mass_shard
 from tests.kernels.test_target_sample import DEVICES, gpu, options, random_logits
 
@@ -82,8 +82,25 @@ def test_the_draw_of_all_shards_is_that_of_torch(sampler, num_ranks, device):
         mass = top_p_mass_shard(logits, got, first_id=0, temperature=temperature)
     tokens = choose_token(got, mass, top_p=top_p)
     assert torch.equal(tokens, sample_shards.choose_token(want, mass, top_p=top_p))
+    local = candidates(first_id=0)
     if num_ranks > 1:
-        assert not torch.equal(merge_candidates(candidates(first_id=0)).token_ids, got.token_ids)
+        assert not torch.equal(merge_candidates(local).token_ids, got.token_ids)
+    if shards.scores.shape[-1] == 1:
+        assert torch.equal(best_candidate(shards), tokens)
+        assert num_ranks == 1 or not torch.equal(best_candidate(local), tokens)
+    else:
+        with pytest.raises(ShapeError, match=r"shards.scores"):
+            best_candidate(shards)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_of_equal_candidates_the_smaller_id_is_drawn(device):
+    scores = torch.tensor([[1.0, -torch.inf, 0.0], [1.0, -torch.inf, -0.0]], dtype=torch.float64, device=device)
+    ids = torch.tensor([[9, -1, 7], [4, -1, 8]], dtype=torch.int32, device=device)
+    fields = (field.view(2, 1, 3, 1) for field in (scores, ids, scores.float()))
+    shards = SampleShard(*fields, scores.float().view(2, 1, 3))
+    assert best_candidate(shards).tolist() == [[4, -1, 7]]
+    assert best_candidate(shards._replace(top=torch.full_like(shards.top, torch.nan))).tolist() == [[-1, -1, -1]]
 
 
 @gpu
@@ -97,6 +114,7 @@ def test_ops_are_registered_as_torch_wants_them():
     for op, arguments in (
         (torch.ops.kdlab.merge_topk, tuple(top)),
         (torch.ops.kdlab.merge_candidates, tuple(draws)),
+        (torch.ops.kdlab.best_candidate, (draws.scores[..., :1], draws.token_ids[..., :1], draws.top)),
         (torch.ops.kdlab.choose_token, (merged.token_ids, merged.top, mass, 0.9)),
     ):
         torch.library.opcheck(op.default, arguments)
