@@ -13,7 +13,7 @@ from kdlab.decode.streams import Streams
 from kdlab.kernels import add_norm, draft_attention, embed_shard, router
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
-from kdlab.kernels.jit import looking_once
+from kdlab.kernels.round_rows import round_rows
 from kdlab.kernels.stage import span, stage
 from kdlab.kernels.tree_accept import tree_accept_impl
 from kdlab.model.cache import LatentCache
@@ -65,8 +65,7 @@ class Round:
         """Queue one round of every running stream, and its record."""
         with span("round"):
             if self._graph is None:
-                with looking_once():
-                    self._run()
+                self._run()
             else:
                 self._graph.replay()
 
@@ -74,7 +73,6 @@ class Round:
     def _run(self) -> None:
         streams, settings = self.streams, self.settings
         tree = self._draft_tree()
-        tree.token[:, 0] = streams.anchor
         output, target_tokens = self._verify(tree)
         with stage("accept"):
             acceptance = accept(tree, target_tokens, impl=settings.op_impl)
@@ -92,19 +90,27 @@ class Round:
 
     def _verify(self, tree: DraftTree) -> tuple[TargetOutput, Tensor]:
         pair, settings, streams = self.pair, self.settings, self.streams
-        positions = streams.start[:, None] + tree.depth
+        rows = round_rows(
+            tree.token,
+            tree.depth,
+            tree.num_nodes,
+            start=streams.start,
+            anchor=streams.anchor,
+            running=streams.running,
+            impl=settings.op_impl,
+        )
         output = pair.target(
             tree.token,
-            positions,
+            rows.positions,
             self.cache,
             streams.start,
-            VisibleRows(tree.ancestors, tree.num_nodes * streams.running),
+            VisibleRows(tree.ancestors, rows.num_rows),
             taps=pair.taps if self.context is not None else (),
             collect_experts=settings.record_experts,
             impl=settings.impl,
         )
         self.impls.add(output.impl)
-        return output, sample(pair, settings, output.hidden, streams.prompt, positions + 1)
+        return output, sample(pair, settings, output.hidden, streams.prompt, rows.behind)
 
     def _commit(self, tree: DraftTree, acceptance: Acceptance, output: TargetOutput) -> None:
         with stage("commit"):
@@ -143,7 +149,7 @@ def sample(pair: Pair, settings: Settings, hidden: Tensor, prompt: Tensor, posit
         settings: of the decode.
         hidden: [S, N, D], after the target's final norm.
         prompt: [S] i64, index of each stream's prompt.
-        position: [S, N] int, absolute position of the token that is drawn.
+        position: [S, N] i64, absolute position of the token that is drawn.
 
     Returns:
         [S, N] i32; -1 where the logits are not finite.
@@ -154,6 +160,6 @@ def sample(pair: Pair, settings: Settings, hidden: Tensor, prompt: Tensor, posit
         top_p=settings.top_p,
         seed=settings.seed,
         stream=prompt,
-        position=position.long(),
+        position=position,
         impl=settings.op_impl,
     )

@@ -24,7 +24,7 @@ from kdlab.kernels.reference.shards import (
     target_sample_shard,
     top_p_mass_shard,
 )
-from kdlab.kernels.reference.streams import NO_STOP, stream_advance
+from kdlab.kernels.reference.streams import NO_STOP, round_rows, stream_advance
 
 __all__ = [
     "NO_STOP",
@@ -43,6 +43,7 @@ __all__ = [
     "moe_experts",
     "norm_rope",
     "rms_norm",
+    "round_rows",
     "router",
     "skinny_linear",
     "stream_advance",

@@ -1,9 +1,18 @@
-"""`stream_advance` in plain torch."""
+"""`round_rows` and `stream_advance` in plain torch."""
 
 import torch
 from torch import Tensor
 
 NO_STOP = 2**30  # behind every cap, with room to add to it
+
+
+def round_rows(
+    token: Tensor, depth: Tensor, num_nodes: Tensor, start: Tensor, anchor: Tensor, running: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the anchors at the roots and place the rows; see `kdlab.kernels.round_rows` for the arguments."""
+    token[:, 0] = anchor
+    positions = start[:, None] + depth
+    return positions, positions.long() + 1, num_nodes * running
 
 
 def stream_advance(
