@@ -33,6 +33,47 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
         ShapeError: a wrong dtype, shape or layout. UnsupportedDevice: "cuda" for tensors on another device.
         ArgumentError: an unknown impl, or a negative `first_id`.
     """
+    if _use_kernel(tokens, weight, first_id, impl):
+        return _embed_shard(tokens.contiguous(), weight, first_id, 1, 0)
+    own = tokens - first_id
+    elsewhere = (own < 0) | (own >= len(weight))
+    return F.embedding(own.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
+
+
+def embed_blocks(
+    anchor: Tensor, weight: Tensor, *, first_id: int, block_size: int, mask_id: int, impl: str = "auto"
+) -> Tensor:
+    """Return what `embed_shard` does of blocks that are an anchor and mask tokens behind it.
+
+    Args:
+        anchor: [S] i32 or i64, global ids.
+        weight, first_id, impl: as for `embed_shard`.
+        block_size: b, tokens of a block, the anchor among them.
+        mask_id: the global id of the mask token.
+
+    Returns:
+        [S, b, D] in the weight's dtype.
+
+    Raises:
+        As `embed_shard`.
+    """
+    check_shape("anchor", anchor, ["S"])
+    block_size = check_int("block_size", block_size, minimum=1)
+    mask_id = check_int("mask_id", mask_id, minimum=0)
+    if _use_kernel(anchor, weight, first_id, impl):
+        return _embed_shard(anchor.contiguous(), weight, first_id, block_size, mask_id).unflatten(0, (-1, block_size))
+    return embed_shard(make_blocks(anchor, block_size, mask_id), weight, first_id=first_id, impl=impl)
+
+
+def make_blocks(anchor: Tensor, block_size: int, mask_id: int) -> Tensor:
+    """Return blocks [S, b] i64 of an anchor [S] int and b - 1 mask tokens each."""
+    block = torch.full((len(anchor), block_size), mask_id, device=anchor.device)
+    block[:, 0] = anchor
+    return block
+
+
+def _use_kernel(tokens: Tensor, weight: Tensor, first_id: int, impl: str) -> bool:
+    """Say whether the kernel runs; raise where it was asked for and cannot."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     check_int("first_id", first_id, minimum=0)
     check_integer_tensor("tokens", tokens)
@@ -49,11 +90,7 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
         raise ShapeError("weight", "contiguous rows of whole 16-byte words", got)
     if impl == "cuda" and tokens.dtype not in _TOKEN_DTYPES:
         raise ShapeError("tokens", "int32 or int64 for impl='cuda'", tokens.dtype)
-    if impl != "reference" and weight.is_cuda and in_words and tokens.dtype in _TOKEN_DTYPES:
-        return _embed_shard(tokens.contiguous(), weight, first_id)
-    own = tokens - first_id
-    elsewhere = (own < 0) | (own >= len(weight))
-    return F.embedding(own.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
+    return impl != "reference" and weight.is_cuda and in_words and tokens.dtype in _TOKEN_DTYPES
 
 
 def has_kernel(width: int, dtype: torch.dtype) -> bool:
@@ -62,19 +99,25 @@ def has_kernel(width: int, dtype: torch.dtype) -> bool:
 
 
 @cuda_op("embed_shard")
-def _embed_shard(tokens: Tensor, weight: Tensor, first_id: int) -> Tensor:
+def _embed_shard(tokens: Tensor, weight: Tensor, first_id: int, each: int, filler: int) -> Tensor:
     if weight.data_ptr() % _WORD_BYTES:
         raise ShapeError("weight", f"data at a multiple of {_WORD_BYTES} bytes", hex(weight.data_ptr()))
-    out = weight.new_empty(*tokens.shape, weight.shape[1])
+    out = _output(tokens, weight, each)
     if tokens.numel():
         words = weight.shape[1] * weight.element_size() // _WORD_BYTES
         table = (weight, len(weight), np.int64(first_id), words)
         jit.kernel(BUILD, "embed_shard", weight.device).launch(
-            tokens.numel(), _THREADS, tokens, int(tokens.dtype == torch.int64), *table, out, overlap=True
-        )
+            tokens.numel() * each, _THREADS, tokens, int(tokens.dtype == torch.int64), each, np.int64(filler), *table,
+            out, overlap=True,
+        )  # fmt: skip
     return out
 
 
 @_embed_shard.register_fake
-def _(tokens: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return weight.new_empty(*tokens.shape, weight.shape[1])
+def _(tokens: Tensor, weight: Tensor, _first_id: int, each: int, _filler: int) -> Tensor:
+    return _output(tokens, weight, each)
+
+
+def _output(tokens: Tensor, weight: Tensor, each: int) -> Tensor:
+    shape = tokens.shape if each == 1 else (tokens.numel() * each,)
+    return weight.new_empty(*shape, weight.shape[1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_int
 from kdlab.errors import ArgumentError, ConfigError, UnsupportedDevice
 from kdlab.kernels.draft_topk import MAX_K, TopK
+from kdlab.kernels.embed_shard import embed_blocks, make_blocks
 from kdlab.kernels.stage import stage
 from kdlab.model.checkpoint import checkpoint_sha256
 from kdlab.model.draft_context import DraftContext
@@ -88,9 +89,7 @@ class Pair:
         drafter = self._drafter()
         config = drafter.config
         with stage("draft layers"):
-            block = torch.full((len(anchor), config.block_size), config.mask_token_id, device=anchor.device)
-            block[:, 0] = anchor
-            rows = self.target.embed(block, impl)
+            rows = self._embed_blocks(anchor, config.block_size, config.mask_token_id, impl)
         hidden = drafter(rows, start, context, impl)
         with stage("draft head"):
             return self.target.head(hidden[:, 1:], impl)
@@ -122,6 +121,14 @@ class Pair:
                 self.ranks, logits,
                 temperature=temperature, top_p=top_p, seed=seed, stream=stream, position=position, impl=impl,
             )  # fmt: skip
+
+    def _embed_blocks(self, anchor: Tensor, block_size: int, mask_id: int, impl: str) -> Tensor:
+        """Return the target's embeddings [S, b, D] of blocks of an anchor [S] int and b - 1 mask tokens."""
+        target = self.target
+        if self.ranks.size == 1 or anchor.device.type == "cpu":
+            return target.embed(make_blocks(anchor, block_size, mask_id), impl)
+        shard = {"first_id": target.tokens.start, "block_size": block_size, "mask_id": mask_id}
+        return self.ranks.all_reduce(embed_blocks(anchor, target.embedding, **shard, impl=impl), "embedding")
 
     def _drafter(self) -> Drafter:
         if self.drafter is None:

@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.functional import embedding
 
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
-from kdlab.kernels.embed_shard import embed_shard
+from kdlab.kernels.embed_shard import embed_blocks, embed_shard
 from tests.kernels.test_target_sample import DEVICES, gpu
 
 
@@ -34,9 +34,24 @@ def test_a_token_of_no_shard_reads_nothing(device):
     assert embed_shard(tokens[:0], weight, first_id=0).shape == (0, 8)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_blocks_are_an_anchor_and_masks(ids, device):
+    weight, anchor = table(64, 128, torch.bfloat16, device), torch.tensor([5, 63, 0], dtype=ids, device=device)
+    block = torch.tensor([[5, 40, 40, 40], [63, 40, 40, 40], [0, 40, 40, 40]], device=device)
+    for part, first in ((weight, 0), (weight[32:], 32), (weight[:32], 0)):
+        got = embed_blocks(anchor, part, first_id=first, block_size=4, mask_id=40)
+        assert torch.equal(got, embed_shard(block, part, first_id=first))
+    assert embed_blocks(anchor, weight, first_id=0, block_size=1, mask_id=40).shape == (3, 1, 128)
+    assert embed_blocks(anchor[:0], weight, first_id=0, block_size=4, mask_id=40).shape == (0, 4, 128)
+    other = embed_blocks(anchor, weight, first_id=0, block_size=4, mask_id=41)
+    assert not torch.equal(other, embed_shard(block, weight, first_id=0))
+
+
 @gpu
-def test_op_is_registered_as_torch_wants_it():
-    arguments = torch.arange(4, device="cuda"), table(4, 8, torch.bfloat16, "cuda"), 1
+@pytest.mark.parametrize("more", [(1, 0), (3, 2)])
+def test_op_is_registered_as_torch_wants_it(more):
+    arguments = torch.arange(4, device="cuda"), table(4, 8, torch.bfloat16, "cuda"), 1, *more
     torch.library.opcheck(torch.ops.kdlab.embed_shard.default, arguments)
 
 
@@ -57,7 +72,7 @@ def test_a_table_that_begins_between_words_is_read_by_torch():
     tokens, odd = torch.tensor([7, 0, 9], device="cuda"), values[1:].view(8, 64)
     assert torch.equal(embed_shard(tokens, odd, first_id=0)[:2], odd[[7, 0]])
     with pytest.raises(ShapeError, match="16"):
-        torch.ops.kdlab.embed_shard.default(tokens, odd, 0)
+        torch.ops.kdlab.embed_shard.default(tokens, odd, 0, 1, 0)
 
 
 def test_bad_arguments_are_named():
@@ -70,3 +85,7 @@ def test_bad_arguments_are_named():
         embed_shard(tokens.float(), weight, first_id=0)
     with pytest.raises(ArgumentError, match="first_id"):
         embed_shard(tokens, weight, first_id=-1)
+    with pytest.raises(ArgumentError, match="block_size"):
+        embed_blocks(tokens, weight, first_id=0, block_size=0, mask_id=1)
+    with pytest.raises(ShapeError, match="anchor"):
+        embed_blocks(tokens[None], weight, first_id=0, block_size=2, mask_id=1)
