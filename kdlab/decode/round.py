@@ -76,7 +76,7 @@ class Round:
         output, target_tokens = self._verify(tree)
         with stage("accept"):
             acceptance = accept(tree, target_tokens, impl=settings.op_impl)
-            self.record.write(streams, tree, target_tokens, acceptance, output.expert_ids)
+            self.record.write(streams, tree, target_tokens, acceptance, output.expert_ids, settings.op_impl)
         self._commit(tree, acceptance, output)
 
     def _draft_tree(self) -> DraftTree:

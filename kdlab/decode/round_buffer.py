@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.decode.records import RoundRecord
 from kdlab.decode.streams import Streams
 from kdlab.kernels.ancestors import num_words
+from kdlab.kernels.pack_words import pack_words
 from kdlab.tree import Acceptance, DraftTree
 
 _TREE_ROWS = ("token", "parent", "depth", "logp", "rank", "first_child", "next_sibling")
@@ -67,15 +68,14 @@ class RoundBuffer:
         target_tokens: Tensor,
         acceptance: Acceptance,
         expert_ids: Tensor | None,
+        impl: str = "auto",
     ) -> None:
-        """Keep a round, from the streams as they were before it."""
+        """Keep a round, from the streams as they were before it; `impl` is what `pack_words` runs as."""
         found = {name: getattr(tree, name) for name in (*_TREE_ROWS, *_TREE_NUMBERS, "ancestors", "missed_mass")}
         found |= {name: getattr(acceptance, name) for name in ("path", *_ACCEPTED_NUMBERS)}
         found |= {name: getattr(streams, name) for name in _STREAM_NUMBERS}
         found["target_tokens"] = target_tokens
-        values = (found[name].view(torch.int32) if name in _BIT_FIELDS else found[name].int() for name in self._fields)
-        parts = [value.reshape(len(self.words), -1) for value in values]
-        torch.cat(parts, dim=1, out=self.words)
+        pack_words([found[name] for name in self._fields], self.words, impl=impl)
         if self.expert_ids is not None and expert_ids is not None:
             self.expert_ids.copy_(expert_ids)
 

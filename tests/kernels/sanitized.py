@@ -33,6 +33,7 @@ from kdlab.kernels.forward_rows import forward_rows
 from kdlab.kernels.mma_peak import mma_peak
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.norm_rope import norm_rope
+from kdlab.kernels.pack_words import pack_words
 from kdlab.kernels.round_rows import round_rows
 from kdlab.kernels.router import router
 from kdlab.kernels.verify_attention import verify_attention
@@ -46,6 +47,7 @@ from tests.kernels import (
     test_kv_commit,
     test_merge_shards,
     test_norm_rope,
+    test_pack_words,
     test_round_rows,
     test_stream_advance,
     test_target_sample,
@@ -79,6 +81,8 @@ def layer():
 def rounds():
     """What a round does beside the models: trees are walked, accepted rows move, streams advance."""
     round_rows(**test_round_rows.new_case(2, 129, "cuda"), impl="cuda")
+    fields = test_pack_words.new_fields(2, 129, "cuda")
+    pack_words(fields, test_pack_words.expected(fields), impl="cuda")
     paths, prefixes = [[0, 2, 3], [0, 15, 14], []], [62, 0, 5]
     pages, table, prefix, path, taps = (t.cuda() for t in test_kv_commit.new_case(paths, prefixes, features=64))
     kv_commit.kv_commit(pages, table, prefix, path, taps=taps, impl="cuda")
@@ -245,7 +249,7 @@ class Case(NamedTuple):
 
 CASES = {
     "layer": Case(layer, "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard"),
-    "rounds": Case(rounds, "kv_commit stream_advance tree_accept round_rows mma_peak"),
+    "rounds": Case(rounds, "kv_commit stream_advance tree_accept round_rows pack_words mma_peak"),
     "trees": Case(trees, "tree_build"),
     "logits": Case(
         logits,
