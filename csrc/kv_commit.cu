@@ -1,9 +1,9 @@
 // csrc/kv_commit.cu: after a round, the accepted tree rows move behind the prefix, in place, in all layers at once;
 //   the tapped hidden rows of the same path are gathered for the drafter.
 //   in   pages [layers,P,64,W] any dtype | block_table [S,M] i32 | prefix_len [S] i32
-//        path [S,L+1] i32, rows of the tree, root first, -1 padded | taps [S,N,F] any dtype, or null
+//        path [S,L+1] i32, rows of the tree, root first, -1 padded | up to 8 taps [S,N,F] any dtype, or none
 //   out  pages, row prefix_len + d = what row prefix_len + path[d] was, d = 1..L; a row keeps its rotation, because a
-//        node at depth d was rotated for position prefix_len + d | gathered [S,L+1,F], 0 where path is -1
+//        node at depth d was rotated for position prefix_len + d | gathered [S,L+1,taps*F], 0 where path is -1
 //   math a copy with overlap: row 3 may be read for depth 2 and written for depth 3. A block owns ALL rows of a column
 //        slice of one layer and stream: every thread reads its unit, a barrier, then every thread writes.
 //   bad  a path, prefix or page that leads out of the block table or out of `pages`: that stream does not move at all
@@ -17,6 +17,7 @@
 
 constexpr int PAGE = 64;
 constexpr int GATHER_AT_ONCE = 4;  // units in flight a thread
+constexpr int MAX_TAPS = 8;
 
 template <int BYTES>
 struct UnitOf;
@@ -55,9 +56,23 @@ DEVICE void move_rows(Unit* __restrict__ layer, const i32* table, i64 first, con
   if (moves) layer[destination * row_units + column] = value;
 }
 
-// Blocks of a stream share (L + 1) * tap_units units; `part` is this one's place among them.
-DEVICE void gather_taps(const Unit* __restrict__ taps, Unit* __restrict__ gathered, const i32* path, int path_len,
-                        int num_rows, int tap_units, int part) {
+// Rows of several tensors that stand side by side once they are gathered.
+struct Taps {
+  const Unit* from[MAX_TAPS];  // [S, num_rows, units] each
+  int count, units, num_rows;
+
+  DEVICE Unit load(i64 row, int column) const {
+    const int which = column / units;
+    const Unit* tap = from[0];
+#pragma unroll
+    for (int i = 1; i < MAX_TAPS; ++i) tap = which == i ? from[i] : tap;
+    return tap[row * units + column - which * units];
+  }
+};
+
+// Blocks of a stream share (L + 1) * taps.count * taps.units units; `part` is this one's place among them.
+DEVICE void gather_taps(const Taps& taps, Unit* gathered, const i32* path, int path_len, i64 stream, int part) {
+  const int tap_units = taps.count * taps.units;
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   const u32 end = u32(path_len) * tap_units, begin = u32(part) * threads * GATHER_AT_ONCE + thread;
   Unit value[GATHER_AT_ONCE];
@@ -65,9 +80,9 @@ DEVICE void gather_taps(const Unit* __restrict__ taps, Unit* __restrict__ gather
   for (int i = 0; i < GATHER_AT_ONCE; ++i) {
     const u32 unit = begin + i * threads;
     const i32 row = unit < end ? path[unit / tap_units] : -1;
-    const bool known = row >= 0 && row < num_rows;
+    const bool known = row >= 0 && row < taps.num_rows;
     value[i] = Unit{};
-    if (known) value[i] = taps[i64(row) * tap_units + unit % tap_units];
+    if (known) value[i] = taps.load(stream * taps.num_rows + row, unit % tap_units);
   }
 #pragma unroll
   for (int i = 0; i < GATHER_AT_ONCE; ++i) {
@@ -82,9 +97,11 @@ extern "C" __global__ void __launch_bounds__(1024)
               const i32* block_table,  // [S, table_width]
               const i32* prefix_len,   // [S]
               const i32* path,         // [S, path_len]
-              const Unit* taps,        // [S, num_rows, tap_units]; not read when no block gathers
-              Unit* gathered,          // [S, path_len, tap_units]
-              int num_layers, int num_pages, int table_width, int row_units,
+              const Unit* tap_0,       // [S, num_rows, tap_units]; not read when no block gathers
+              const Unit* tap_1, const Unit* tap_2, const Unit* tap_3, const Unit* tap_4, const Unit* tap_5,
+              const Unit* tap_6, const Unit* tap_7,
+              Unit* gathered,          // [S, path_len, num_taps * tap_units]
+              int num_taps, int num_layers, int num_pages, int table_width, int row_units,
               int path_len, int num_rows, int tap_units) {
   grid_dependency_wait();
   const i64 stream = blockIdx.z;
@@ -95,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(1024)
               table_width, num_pages, row_units);
   } else {
     const int part = (blockIdx.y - num_layers) * gridDim.x + blockIdx.x;
-    gather_taps(taps + stream * num_rows * tap_units, gathered + stream * path_len * tap_units, path, path_len,
-                num_rows, tap_units, part);
+    const Taps taps = {{tap_0, tap_1, tap_2, tap_3, tap_4, tap_5, tap_6, tap_7}, num_taps, tap_units, num_rows};
+    gather_taps(taps, gathered + stream * path_len * num_taps * tap_units, path, path_len, stream, part);
   }
 }

@@ -156,13 +156,14 @@ class HostRounds:
         )
         self.impl = output.impl
         self._found["target_tokens"] = self.pair.target.head(output.hidden).argmax(dim=-1)
-        if output.taps is not None:
-            self._found["taps"] = output.taps
+        tapped = output.taps
+        if tapped is not None:
+            self._found["taps"] = tapped
 
     @torch.inference_mode()
     def _commit(self) -> None:
         start, op_impl = self._start.tensor, self.settings.op_impl
-        taps = self._cache.commit(start, self._path.tensor, self._found["taps"], op_impl)
+        taps = self._cache.commit(start, self._path.tensor, [self._found["taps"]], op_impl)
         self.pair.extend_context(self._context, taps, start, self._count.tensor, op_impl)
 
     # -- on the host ----------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Round:
     def _commit(self, tree: DraftTree, acceptance: Acceptance, output: TargetOutput) -> None:
         with stage("commit"):
             start, path, num_rows = self.streams.advance(tree.token, acceptance, self.settings.op_impl)
-            taps = self.cache.commit(start, path, output.taps, self.settings.op_impl)
+            taps = self.cache.commit(start, path, output.tapped, self.settings.op_impl)
         if self.context is not None and taps is not None:
             self.pair.extend_context(self.context, taps, start, num_rows, self.settings.op_impl)
 

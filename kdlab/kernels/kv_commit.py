@@ -1,5 +1,7 @@
 """kv_commit: move the accepted tree rows behind the prefix in every layer, and gather their tapped hidden rows."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ _UNITS = (16, 8, 4, 2, 1)  # bytes of one memory instruction
 _THREADS = 256  # a block, where the path leaves room for more than one column
 _GATHER_AT_ONCE = 4  # as in the .cu
 _MAX_DEPTH = 1024  # a block holds one thread a depth
+MAX_TAPS = 8  # as in the .cu
 
 BUILDS = (jit.Build("kv_commit.cu", (("UNIT", 16),)),)
 
@@ -25,7 +28,7 @@ def kv_commit(
     prefix_len: Tensor,
     path: Tensor,
     *,
-    taps: Tensor | None = None,
+    taps: Sequence[Tensor] = (),
     impl: str = "auto",
 ) -> Tensor | None:
     """Move the rows of each stream's path down behind its prefix, in place, in all layers, in one launch.
@@ -40,15 +43,16 @@ def kv_commit(
         block_table: [S, M] i32, pages of each stream.
         prefix_len: [S] i32, rows before the root.
         path: [S, L + 1] i32, accepted row indices, root first, -1 padded; -1 throughout for a stream that rests.
-        taps: [S, N, F] any dtype, rows of the tree to be gathered along the path; None for none.
+        taps: [S, N, F] of any one dtype, rows of the tree to be gathered along the path; none, or up to 8.
         impl: "auto", "cuda" or "reference".
 
     Returns:
-        taps along the path [S, L + 1, F], zeros where path is -1; None without taps.
+        Rows of all taps side by side along the path [S, L + 1, taps * F], zeros where path is -1; None without taps.
 
     Raises:
-        ShapeError: the arguments do not fit one another. ArgumentError: an unknown impl, a path above 1,025 rows,
-            a row outside the block table (CPU only). UnsupportedDevice: "cuda" for tensors on another device.
+        ShapeError: the arguments do not fit one another. ArgumentError: an unknown impl, a path above 1,025 rows, more
+            than 8 taps, a row outside the block table (CPU only). UnsupportedDevice: "cuda" for tensors on another
+            device.
     """
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     if impl == "cuda" and not pages.is_cuda:
@@ -56,10 +60,10 @@ def kv_commit(
     _check(pages, block_table, prefix_len, path, taps)
     if impl == "reference" or not pages.is_cuda:
         reference.kv_commit(pages, block_table, prefix_len, path)
-        return None if taps is None else gather_path(taps, path)
+        return gather_path(torch.cat(list(taps), dim=-1), path) if taps else None
     _check_for_kernel(pages, block_table, prefix_len, path)
-    gathered = None if taps is None else taps.new_empty(path.shape[0], path.shape[1], taps.shape[2])
-    _kv_commit(pages, block_table, prefix_len, path, None if taps is None else taps.contiguous(), gathered)
+    gathered = taps[0].new_empty(*path.shape, len(taps) * taps[0].shape[2]) if taps else None
+    _kv_commit(pages, block_table, prefix_len, path, [tap.contiguous() for tap in taps], gathered)
     return gathered
 
 
@@ -68,7 +72,7 @@ def kv_commit_cost(num_layers: int, row_bytes: int, moved: int, tap_bytes: int =
     return Cost(2 * (num_layers * row_bytes * moved + tap_bytes * gathered))
 
 
-def _check(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor, taps: Tensor | None) -> None:
+def _check(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor, taps: Sequence[Tensor]) -> None:
     check_shape("pages", pages, ["layers", "P", PAGE_SIZE, "W"])
     streams = check_shape("block_table", block_table, ["S", "M"])["S"]
     check_shape("prefix_len", prefix_len, [streams])
@@ -77,9 +81,12 @@ def _check(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor,
     if not pages.is_contiguous():
         raise ShapeError("pages", "a contiguous tensor, as rows move in place", f"strides {pages.stride()}")
     named = {"block_table": block_table, "prefix_len": prefix_len, "path": path}
-    if taps is not None:
-        check_shape("taps", taps, [streams, "N", "F"])
-        named["taps"] = taps
+    check_int("taps", len(taps), minimum=0, maximum=MAX_TAPS)
+    for i, tap in enumerate(taps):
+        check_shape(f"taps[{i}]", tap, [streams, "N", "F"] if i == 0 else list(taps[0].shape))
+        if tap.dtype != taps[0].dtype:
+            raise ShapeError(f"taps[{i}]", f"{taps[0].dtype}, as the first", tap.dtype)
+        named[f"taps[{i}]"] = tap
     for name, tensor in named.items():
         if tensor.device != pages.device:
             raise ShapeError(name, f"on {pages.device}", tensor.device)
@@ -97,26 +104,27 @@ def _kv_commit(
     block_table: Tensor,
     prefix_len: Tensor,
     path: Tensor,
-    taps: Tensor | None,
+    taps: list[Tensor],
     gathered: Tensor | None,
 ) -> None:
     streams, path_len = path.shape
-    row_bytes, tap_bytes = _bytes_of_row(pages), 0 if taps is None else _bytes_of_row(taps)
-    unit = _unit(row_bytes, tap_bytes, *(t.data_ptr() for t in (pages, taps, gathered) if t is not None))
+    row_bytes, tap_bytes = _bytes_of_row(pages), _bytes_of_row(taps[0]) if taps else 0
+    unit = _unit(row_bytes, tap_bytes, *(t.data_ptr() for t in (pages, *taps, gathered) if t is not None))
     depth, columns = max(path_len - 1, 1), row_bytes // unit
     # Slices of equal width; two columns at least, because half a 32-byte sector is read whole.
     slices = max(-(-columns // max(_THREADS // depth, min(2, _MAX_DEPTH // depth))), 1)
     width = max(-(-columns // slices), 1)
     num_layers = pages.shape[0] if path_len > 1 else 0
     tap_units = tap_bytes // unit
-    parts = -(-path_len * tap_units // (width * depth * _GATHER_AT_ONCE))
+    parts = -(-path_len * len(taps) * tap_units // (width * depth * _GATHER_AT_ONCE))
     grid = (slices, num_layers + -(-parts // slices), streams)
     if 0 in grid:
         return
-    num_rows = 0 if taps is None else taps.shape[1]
-    sizes = (num_layers, pages.shape[1], block_table.shape[1], columns, path_len, num_rows, tap_units)
+    num_rows = taps[0].shape[1] if taps else 0
+    sizes = (len(taps), num_layers, pages.shape[1], block_table.shape[1], columns, path_len, num_rows, tap_units)
     kernel = jit.kernel(jit.Build("kv_commit.cu", (("UNIT", unit),)), "kv_commit", pages.device)
-    kernel.launch(grid, (width, depth), pages, block_table, prefix_len, path, taps, gathered, *sizes, overlap=True)
+    sources = (*taps, *[None] * (MAX_TAPS - len(taps)))
+    kernel.launch(grid, (width, depth), pages, block_table, prefix_len, path, *sources, gathered, *sizes, overlap=True)
 
 
 @_kv_commit.register_fake

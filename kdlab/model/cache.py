@@ -1,5 +1,6 @@
 """The latent cache: pages of 64 rows a layer, one row a token, with a block table that says whose pages are whose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,16 +75,18 @@ class LatentCache:
         dtype = compute_dtype(self.pages.dtype)
         return visible_keys(self.block_table, start, mask, page_size=PAGE_SIZE, num_heads=num_heads, dtype=dtype)
 
-    def commit(self, start: Tensor, path: Tensor, taps: Tensor | None = None, impl: str = "auto") -> Tensor | None:
+    def commit(
+        self, start: Tensor, path: Tensor, taps: Sequence[Tensor] = (), impl: str = "auto"
+    ) -> Tensor | None:
         """Move the rows of each stream's path to start, start + 1, ... in all layers; see `kv_commit`.
 
         Args:
             start: [S] int, committed rows before the root.
             path: [S, L + 1] int, rows of the tree, root first, -1 padded.
-            taps: [S, N, F], rows of the tree to be gathered along the path.
+            taps: [S, N, F] each, rows of the tree to be gathered along the path.
             impl: of kv_commit.
 
         Returns:
-            The taps along the path [S, L + 1, F], zeros where it is -1; None without taps.
+            The taps side by side along the path [S, L + 1, taps * F], zeros where it is -1; None without taps.
         """
         return kv_commit(self.pages, self.block_table, start.int(), path.int(), taps=taps, impl=impl)

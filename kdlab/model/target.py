@@ -33,9 +33,14 @@ class TargetOutput:
     """What one forward returns."""
 
     hidden: Tensor  # [S, N, D] after the final norm
-    taps: Tensor | None  # [S, N, len(taps) * D], the residual stream after the tapped layers, in the order asked for
+    tapped: tuple[Tensor, ...]  # [S, N, D] each, the residual stream after the tapped layers, in the order asked for
     expert_ids: Tensor | None  # [S, MoE layers, N, k] i16
     impl: str  # what the ops ran as: "reference" is plain torch, "verify_attention=wgmma" CUDA ops and this attention
+
+    @property
+    def taps(self) -> Tensor | None:
+        """The tapped layers side by side, [S, N, len(tapped) * D]; None without any."""
+        return torch.cat(self.tapped, dim=-1) if self.tapped else None
 
 
 class DecoderLayer(nn.Module):
@@ -219,7 +224,7 @@ class Target(nn.Module):
         streams.append(x)
         return TargetOutput(
             hidden=hidden.view(*tokens.shape, -1),
-            taps=torch.cat([streams[tap + 1] for tap in taps], dim=-1).view(*tokens.shape, -1) if taps else None,
+            tapped=tuple(streams[tap + 1].view(*tokens.shape, -1) for tap in taps),
             expert_ids=torch.stack(chosen, dim=1) if chosen else None,
             impl=plan.ran,
         )

@@ -47,8 +47,9 @@ class ToyTarget:
 
     def __call__(self, tokens, positions, cache, start, mask, *, taps=(), collect_experts=False, impl="auto"):
         hidden = self.embed(tokens)
+        tapped = (hidden,) if taps else ()
         taps = hidden if taps else None
-        return SimpleNamespace(hidden=hidden, taps=taps, expert_ids=None, impl="reference")
+        return SimpleNamespace(hidden=hidden, taps=taps, tapped=tapped, expert_ids=None, impl="reference")
 
 
 class ToyDrafter:

@@ -85,7 +85,7 @@ def rounds():
     pack_words(fields, test_pack_words.expected(fields), impl="cuda")
     paths, prefixes = [[0, 2, 3], [0, 15, 14], []], [62, 0, 5]
     pages, table, prefix, path, taps = (t.cuda() for t in test_kv_commit.new_case(paths, prefixes, features=64))
-    kv_commit.kv_commit(pages, table, prefix, path, taps=taps, impl="cuda")
+    kv_commit.kv_commit(pages, table, prefix, path, taps=taps.split(32, dim=-1), impl="cuda")
     stream_advance.stream_advance(**test_stream_advance.new_case(device="cuda", tail=4), impl="cuda")
     tree = sample_tree()
     accept(tree.to("cuda"), torch.tensor(likely_target(tree, random.Random(0))).cuda(), impl="cuda")

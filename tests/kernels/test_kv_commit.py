@@ -71,7 +71,7 @@ def run_on_gpu(pages, table, prefix, path, taps=None):
     inside.copy_(pages)
     others = [None if t is None else t.cuda() for t in (table, prefix, path, taps)]
     with guarded_allocations() as check_all:
-        out = kv_commit(inside, *others[:3], taps=others[3])
+        out = kv_commit(inside, *others[:3], taps=[tap for tap in others[3:] if tap is not None])
     check()
     if taps is not None:
         check_all()
@@ -82,7 +82,7 @@ def run_on_gpu(pages, table, prefix, path, taps=None):
 def test_auto_on_the_cpu_is_the_reference(path):
     pages, table, prefix, path, taps = new_case([path, [0, 3], []], [62, 0, 7], features=40)
     expected = committed(pages, table, prefix, path)
-    out = kv_commit(pages, table, prefix, path, taps=taps)
+    out = kv_commit(pages, table, prefix, path, taps=[taps])
     assert_same_bytes(pages, expected)
     assert_same_bytes(out, gathered(taps, path))
 
@@ -102,7 +102,10 @@ def test_no_taps_give_none():
         (dict(path=torch.full((2, 0), -1, dtype=torch.int32)), ArgumentError, "at least 1"),
         (dict(path=torch.full((2, 1026), -1, dtype=torch.int32)), ArgumentError, "at most 1025"),
         (dict(path=padded([[0, 500], []], 4)), ArgumentError, "cache rows"),
-        (dict(taps=torch.zeros(3, 4, 4)), ShapeError, "taps"),
+        (dict(taps=[torch.zeros(3, 4, 4)]), ShapeError, "taps"),
+        (dict(taps=[torch.zeros(2, 4, 4), torch.zeros(2, 4, 3)]), ShapeError, r"taps\[1\]"),
+        (dict(taps=[torch.zeros(2, 4, 4), torch.zeros(2, 4, 4).half()]), ShapeError, "as the first"),
+        (dict(taps=[torch.zeros(2, 4, 4)] * 9), ArgumentError, "at most 8"),
         (dict(path=torch.full((2, 4), -1, dtype=torch.int32, device="meta")), ShapeError, "on cpu"),
         (dict(impl="fast"), ArgumentError, "impl"),
         (dict(impl="cuda"), UnsupportedDevice, "cpu"),
@@ -124,8 +127,8 @@ def test_fake_tensors():
         pages = torch.empty(3, 8, 64, 576, dtype=torch.bfloat16, device="cuda")
         table, prefix, path = (torch.empty(*shape, **on_gpu) for shape in ((2, 4), (2,), (2, 8)))
         taps = torch.empty(2, 33, 96, dtype=torch.float16, device="cuda")
-        out = kv_commit(pages, table, prefix, path, taps=taps)
-        assert (out.shape, out.dtype, out.device.type) == ((2, 8, 96), torch.float16, "cuda")
+        out = kv_commit(pages, table, prefix, path, taps=[taps] * 3)
+        assert (out.shape, out.dtype, out.device.type) == ((2, 8, 288), torch.float16, "cuda")
         assert kv_commit(pages, table, prefix, path) is None
         with pytest.raises(ShapeError, match="path: expected contiguous int32"):
             kv_commit(pages, table, prefix, path.long())
@@ -180,7 +183,20 @@ def test_wide_taps_and_a_view_of_them():
     _, out = run_on_gpu(*case)
     assert_same_bytes(out, gathered(case[4], case[3]))
     pages, table, prefix, path, taps = (t.cuda() for t in case)
-    assert_same_bytes(kv_commit(pages, table, prefix, path, taps=taps[..., 1:1001]), out[..., 1:1001].contiguous())
+    view = taps[..., 1:1001]
+    assert_same_bytes(kv_commit(pages, table, prefix, path, taps=[view]), out[..., 1:1001].contiguous())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("count", [2, 6, 8])
+@pytest.mark.parametrize("features", [8, 24, 7168])
+def test_several_taps_come_side_by_side(features, count, device):
+    case = new_case([[0, 2, 3], [0], []], [0, 1, 7], layers=1, features=count * features)
+    pages, table, prefix, path, taps = (t.to(device) for t in case)
+    out = kv_commit(pages, table, prefix, path, taps=taps.split(features, dim=-1))
+    assert_same_bytes(out, gathered(case[4], case[3]))
+    other = kv_commit(pages, table, prefix, path, taps=taps.split(features, dim=-1)[::-1])
+    assert not torch.equal(other, out)
 
 
 @gpu
@@ -210,10 +226,10 @@ def test_a_malformed_stream_stays_as_it_was_and_the_others_move(fault):
 def test_capture_replays_with_new_paths():
     pages, table, prefix, path, taps = (t.cuda() for t in new_case([[0, 2, 3], [0, 1]], [62, 3], features=64))
     before = pages.clone()
-    kv_commit(pages.clone(), table, prefix, path, taps=taps)
+    kv_commit(pages.clone(), table, prefix, path, taps=[taps])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = kv_commit(pages, table, prefix, path, taps=taps)
+        out = kv_commit(pages, table, prefix, path, taps=[taps])
     for rows in ([[0, 2, 3], [0, 1]], [[0, 4, 9, 12], []]):
         pages.copy_(before)
         path.copy_(padded(rows, 16))
@@ -226,5 +242,5 @@ def test_capture_replays_with_new_paths():
 def test_opcheck():
     pages, table, prefix, path, taps = (t.cuda() for t in new_case([[0, 2, 3], [0, 1]], [62, 3], features=64))
     out = taps.new_empty(2, 16, 64)
-    torch.library.opcheck(torch.ops.kdlab.kv_commit.default, (pages, table, prefix, path, taps, out))
-    torch.library.opcheck(torch.ops.kdlab.kv_commit.default, (pages, table, prefix, path, None, None))
+    torch.library.opcheck(torch.ops.kdlab.kv_commit.default, (pages, table, prefix, path, [taps], out))
+    torch.library.opcheck(torch.ops.kdlab.kv_commit.default, (pages, table, prefix, path, [], None))

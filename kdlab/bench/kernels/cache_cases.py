@@ -57,7 +57,8 @@ def commit_case(
 
     def run(inputs: Inputs, impl: str = "cuda") -> tuple[Tensor, Tensor | None]:
         tensors = [inputs[name] for name in ("pages", "block_table", "prefix_len", "path")]
-        return inputs["pages"], kv_commit(*tensors, taps=inputs["taps"], impl=impl)
+        taps = () if inputs["taps"] is None else (inputs["taps"],)
+        return inputs["pages"], kv_commit(*tensors, taps=taps, impl=impl)
 
     def plain(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         return run(inputs, "reference")
