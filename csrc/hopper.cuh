@@ -163,14 +163,9 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 
       : "memory");
 }
 
-// The same into the same place of all blocks of the cluster whose bits are set, and their own barriers.
-DEVICE void copy_box_to_all(u32 shared, const TensorMap& map, int x, int y, int z, u32 barrier, u16 blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%2, %3, %4}], [%5], %6;"
-      :
-      : "r"(shared), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
-      : "memory");
+// One box from global memory to the L2 cache: a hint.
+DEVICE void prefetch_box(const TensorMap& map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" : : "l"(&map), "r"(x), "r"(y) : "memory");
 }
 
 // Waits for all that this thread asked for with copy_async of any size (mma.cuh).
@@ -189,30 +184,11 @@ DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
 
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
-// All threads of all blocks of the cluster, in two halves. What was written before the first need not be seen after the
-// second (that costs a fence by every thread): what is sent says itself, at an mbarrier, that it has come.
-DEVICE void cluster_barrier_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void cluster_barrier_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-
 // The address, for the instructions of a cluster, of what stands at `shared` in the block of this rank.
 DEVICE u32 remote_address(u32 shared, int rank) {
   u32 address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
-}
-
-// A value to another block's shared memory; its bytes arrive at a barrier there. Both addresses there are remote ones.
-DEVICE void send_to_block(u32 remote, uint4 value, u32 remote_barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
-               :
-               : "r"(remote), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote_barrier)
-               : "memory");
-}
-DEVICE void send_to_block(u32 remote, float2 value, u32 remote_barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
-               :
-               : "r"(remote), "f"(value.x), "f"(value.y), "r"(remote_barrier)
-               : "memory");
 }
 
 // Waits for what other blocks of the cluster send.

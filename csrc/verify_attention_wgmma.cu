@@ -8,8 +8,10 @@
 //        scores of the first of a pair, group 1 those of the second, and each gives its probabilities P to the other
 //        through shared memory. Group 0 sums P V of columns 0..255, group 1 of columns 256..511, so that one group's
 //        products run under the other's softmax. A box of 64 columns is fetched again after its last reader.
-//        -DCLUSTER=n: n blocks split the keys of one tile, fetch its queries together and merge their sums.
+//        -DPARTS=1: the keys of a tile go to several blocks, and verify_parts.cu adds up what they found. -DPARTS=0: a
+//        persistent grid for many tiles (verify_wgmma_shares.cuh).
 //   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
+#include "fresh.cuh"
 #include "mma.cuh"
 #include "named_barriers.cuh"
 #include "verify_wgmma_merge.cuh"
@@ -38,8 +40,7 @@ enum Phases : u32 {
   TURN = 8,                                    // which of plan.segment is under way
   STARTED = 16,
   CHAINED = 32,                                // its queries and keys came ahead
-  R_PARITY = 64,                               // of the next use of plan.received
-  SINGLE = 128,                                // the segment under way is the unit's only one
+  SINGLE = 64,                                 // the segment under way is the block's only one
 };
 DEVICE u32 turn_of(u32 phases) { return phases / TURN & 1; }
 
@@ -94,15 +95,9 @@ DEVICE void fetch_half(Plan& plan, const TensorMap& map, int page) {
   }
 }
 
-// In a cluster every block sends some boxes to all.
 DEVICE void fetch_query(Plan& plan, const TensorMap& map, const Segment& seg, int box) {
-  const u32 full = shared_address(&plan.q_full);
   const u32 to = shared_address(box == Config::ROPE_BOX ? plan.p[0] : plan.q[box]);
-  if (CLUSTER == 1) {
-    copy_box(to, map, box * 64, seg.first_pair, seg.stream, full);
-  } else if (box % CLUSTER == block_index() % CLUSTER) {
-    copy_box_to_all(to, map, box * 64, seg.first_pair, seg.stream, full, (1 << CLUSTER) - 1);
-  }
+  copy_box(to, map, box * 64, seg.first_pair, seg.stream, shared_address(&plan.q_full));
 }
 
 // A warp's part of all but the rope box, whose bytes are expected too.
@@ -279,13 +274,15 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
 // What a segment begins with: the leaders of group 0 ask for its first block of keys, those of group 1 for its queries
 // and its second block.
 DEVICE void fetch_first(const Params& p, Plan& plan, const TensorMap& query_map, const TensorMap& key_map,
-                        const Segment& seg, int group) {
+                        const Segment& seg, int group, int likely_page) {
   if (group == 1) {
     fetch_queries(plan, query_map, seg);
     if (warp_id() % 4 == 3) fetch_query(plan, query_map, seg, Config::ROPE_BOX);
   }
   if (seg.begin + group >= seg.end) return;
-  const int page = legal_page(p, p.block_table[i64(seg.stream) * p.table_width + seg.begin + group]);
+  const bool likely = PARTS && seg.begin + group == block_index();
+  const i32* asked = p.block_table + i64(seg.stream) * p.table_width + seg.begin + group;
+  const int page = legal_page(p, likely ? likely_page : *asked);
   if (group == 0) {
     fetch_half<0, 0>(plan, key_map, page);
     fetch_half<0, 1>(plan, key_map, page);
@@ -307,6 +304,22 @@ DEVICE void load_rope(Plan& plan, u32 (&q_rope)[16], u32 parity) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) q_rope[4 * step + i] = fragment[i];
   }
+}
+
+DEVICE void prefetch_page(const Params& p, const TensorMap& map, int page) {
+#pragma unroll 1
+  for (int box = 0; box < Config::K_BOXES; ++box) prefetch_box(map, box * 64, legal_page(p, page) * Config::PAGE);
+}
+
+// Brings two pages of the prefix into the L2 cache while kernels ahead still run, other parts' blocks the next ones.
+// What is read here may be old: it only says where to look, and that cache has the newest bytes of every page.
+DEVICE void prefetch_pages(const Params& p, const TensorMap& map) {
+  const i32* table = p.block_table + i64(blockIdx.z) * p.table_width;
+  const int first = block_index(), second = first + gridDim.x;
+  const int page = load_fresh(table + min(first, p.table_width - 1));  // on the way together with the length
+  const int blocks = min(load_fresh(p.prefix_len + blockIdx.z) / Config::PAGE, p.table_width);
+  if (first < blocks) prefetch_page(p, map, page);
+  if (second < blocks) prefetch_page(p, map, load_fresh(table + second));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
@@ -335,27 +348,34 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     mbarrier_init_fence();
   }
   prefetch_inputs(p);
-  if (CLUSTER > 1) {
-    __syncwarp();
-    cluster_barrier_arrive();
-  } else {
-    __syncthreads();
-  }
+  int end_row = PARTS ? last_row(blockIdx.y, num_heads) : 0;
+  asm volatile("" : "+r"(end_row));  // here, not on the way from lengths to keys
+  __syncthreads();
+  if (PARTS && threadIdx.x == Config::THREADS - WARP && blockIdx.y == 0) prefetch_pages(p, key_map);
   grid_dependency_wait();
   grid_dependency_launch();
-  if (CLUSTER > 1) cluster_barrier_wait();  // all barriers of the cluster stand; what is in L1 is lost here
   // The lengths are asked for before all else, by every lane those of a stream, or of the only one.
-  const int stream = num_streams > 1 ? lane_id() : 0;
-  const int length = stream < num_streams ? prefix_len[stream] : 0, rows = stream < num_streams ? num_nodes[stream] : 0;
+  const int stream = PARTS ? blockIdx.z : num_streams > 1 ? lane_id() : 0;
+  const int length = stream < num_streams ? load_fresh(prefix_len + stream) : 0;
+  const int rows = stream < num_streams ? load_fresh(num_nodes + stream) : 0;
+  // Likely the page of a part's first key block.
+  const i32* likely = block_table + i64(stream) * table_width + min(block_index(), table_width - 1);
+  const int page = PARTS ? load_fresh(likely) : 0;
   warm_inputs(p, plan);
-  const Stream streams = make_stream(p, stream, length, rows, 0);
-  const List list = make_list(p, streams);
+  const Stream streams = PARTS ? Stream{} : make_stream(p, stream, length, rows, 0);
+  const List list = PARTS ? List{} : make_list(p, streams);
   u32 phases = CHAINED;
   bool more = true;
-  if (is_single(p, list)) {
+  if (PARTS || is_single(p, list)) {
     Segment seg;
-    more = single_segment(p, list, streams, seg);
-    if (more && leader) fetch_first(p, plan, query_map, key_map, seg, group);
+    if (PARTS) {
+      seg = part_of_tile(p, stream, blockIdx.y, block_index(), gridDim.x, end_row, length, rows);
+      more = seg.begin < seg.end;
+      if (seg.parts == 0 && block_index() == 0) clear_tile(p, stream, seg.first_pair);
+    } else {
+      more = single_segment(p, streams, seg);
+    }
+    if (more && leader) fetch_first(p, plan, query_map, key_map, seg, group, page);
     if (more && threadIdx.x == 0) {
       plan.segment[0] = seg;
       plan.valid[1] = false;
@@ -371,14 +391,13 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   for (; more; phases ^= TURN, more = plan.valid[turn_of(phases)]) {
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
-    if (leader && !(phases & CHAINED)) fetch_first(p, plan, query_map, key_map, seg, group);
-    if (threadIdx.x < WARP && !(phases & SINGLE)) {
+    if (!PARTS && leader && !(phases & CHAINED)) fetch_first(p, plan, query_map, key_map, seg, group, 0);
+    if (!PARTS && threadIdx.x < WARP && !(phases & SINGLE)) {
       __syncwarp();
       const bool valid = next_segment(p, plan.list, plan.cursor, next);
       __syncwarp();
       if (threadIdx.x == 0) {
-        // A cluster's merge needs the memory of queries and keys, so the next segment's cannot come ahead there.
-        const bool ahead = CLUSTER == 1 && valid && phases & STARTED;
+        const bool ahead = valid && phases & STARTED;
         const i32* table = p.block_table + i64(next.stream) * p.table_width;
         plan.next_page[0] = ahead ? legal_page(p, table[next.begin]) : -1;
         plan.next_page[1] = ahead && next.end - next.begin > 1 ? legal_page(p, table[next.begin + 1]) : -1;
@@ -396,26 +415,21 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
     Rows rows = {{NO_KEY, NO_KEY}, {0.0f, 0.0f}};
-    if (begin < end) {
-      // While the queries are under way.
-      const int first_masked = seg.prefix / Config::PAGE;
-      const bool masked = begin + group < end && begin + group >= first_masked;
-      const u32 mask = masked ? load_mask(p, seg, begin + group, row) : 0;
-      u32 q_rope[16];
-      load_rope(plan, q_rope, phases / Q_PARITY & 1);
-      __syncthreads();  // p[0] is free, and plan.segment can be read
-      Work work = {p,   plan, query_map, key_map, seg,    next,            q_rope, begin, end, first_masked,
-                   row, mask, phases,    u32(plan_place), true,   leader};
-      if (group == 0) {
-        group_0(work, o, rows);
-      } else {
-        group_1(work, o, rows);
-      }
+    // While the queries are under way.
+    const int first_masked = seg.prefix / Config::PAGE;
+    const bool masked = begin + group < end && begin + group >= first_masked;
+    const u32 mask = masked ? load_mask(p, seg, begin + group, row) : 0;
+    u32 q_rope[16];
+    load_rope(plan, q_rope, phases / Q_PARITY & 1);
+    __syncthreads();  // p[0] is free, and plan.segment can be read
+    Work work = {p,   plan, query_map, key_map,         seg,  next,  q_rope, begin, end, first_masked,
+                 row, mask, phases,    u32(plan_place), true, leader};
+    if (group == 0) {
+      group_0(work, o, rows);
     } else {
-      mbarrier_wait(shared_address(&plan.q_full), phases / Q_PARITY & 1);
+      group_1(work, o, rows);
     }
     phases ^= Q_PARITY;
-    open_merge(p, plan, seg);
     float sum[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -425,22 +439,17 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     __syncthreads();  // both groups are through with q, p and k
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = plan.sum[0][row + 8 * r] + plan.sum[1][row + 8 * r];
-    const bool used = seg.first_pair + row - lane_id() / 4 < seg.nodes * p.num_heads;  // some row of the warp
     phases = plan.next_page[0] >= 0 ? phases | CHAINED : phases & ~CHAINED;
-    if (CLUSTER == 1 && seg.parts == 1) {
+    if (seg.parts == 1) {
       write_tile(p, seg, o, rows.max, sum, row);
+    } else if (PARTS) {
+      const int slot = part_slot(blockIdx.z * gridDim.y + blockIdx.y, block_index(), gridDim.x);
+      hand_in(p, seg, slot, o, rows.max, sum, row);
     } else {
-      Slice slice;
-      merge_cluster(p, plan, seg, o, rows.max, sum, phases / R_PARITY & 1, row, slice);
-      phases ^= R_PARITY;
-      if (CLUSTER > 1 && seg.parts == 1) {
-        write_slice(p, seg, slice, row);
-      } else if (hand_in(p, plan, seg, slice, used, row)) {
-        merge_units(p, seg, used, row);
-      }
-      if (CLUSTER > 1) cluster_barrier_wait();  // the others have what this block sent
+      hand_in(p, seg, part_slot(seg, block_index() - seg.first_block), o, rows.max, sum, row);
+      if (is_last(p, plan, seg)) merge_tile(p, seg, row);
     }
     __syncthreads();  // plan.segment was read
   }
-  if (list.unused) clear_unused(p);
+  if (!PARTS && list.unused) clear_unused(p);
 }

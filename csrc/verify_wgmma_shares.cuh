@@ -1,12 +1,13 @@
-// csrc/verify_wgmma_shares.cuh: which key blocks of which tiles a unit (a cluster) works on, and what the parts of the
-//   wgmma kernel have in common. Part of csrc/verify_attention_wgmma.cu.
-//   A unit's work is found from the lengths in global memory, so the host need not know them: one segment at most by
-//   every warp for itself, several by warp 0, one after the other. Of the used tiles
-//     whole  tile i * units + unit in round i, or
-//     even   few tiles: part u / tiles of tile u % tiles for unit u, all parts equal, or
+// csrc/verify_wgmma_shares.cuh: which key blocks of which tiles a block works on, and what the wgmma kernel's files
+//   have in common. Part of csrc/verify_attention_wgmma.cu and csrc/verify_parts.cu.
+//   A block's work is found from the lengths in global memory, so the host need not know them.
+//   -DPARTS=1  block (x, y, z) has part x of tile y of stream z; a tile has at most gridDim.x parts, all equal.
+//   -DPARTS=0  a persistent grid; one segment at most by every warp for itself, several by warp 0, one after the other.
+//     Of the used tiles
+//     whole  tile i * grid + block in round i, or
 //     list   the tiles of the last full round and of the incomplete one as one list, in which a tile of n key blocks is
-//            n + OVERHEAD * CLUSTER places long: every unit gets an equal share of it
-//   by what is likely to be fastest. Units side by side walk over the same keys at the same time in each of them, so
+//            n + OVERHEAD places long: every block gets an equal share of it
+//   by what is likely to be fastest. Blocks side by side walk over the same keys at the same time in each of them, so
 //   that a key is read from device memory once and from the L2 cache by the others.
 #pragma once
 
@@ -18,52 +19,44 @@ struct Config {
   static constexpr int Q_BOXES = LATENT / 64, K_BOXES = Q_BOXES + 1, ROPE_BOX = Q_BOXES;  // of 64 columns
   // Where q, p and k begin in Plan (NVRTC knows no offsetof).
   static constexpr u32 Q_OFFSET = 0, P_OFFSET = Q_BOXES * BOX_BYTES, K_OFFSET = P_OFFSET + 2 * BOX_BYTES;
-  static constexpr int PIECES = 32 / CLUSTER;   // float4 of a thread's 128 sums that one block of a cluster merges
-  static constexpr int WORDS = PIECES / 2;      // the same as 16-byte words of rounded values
-  static constexpr int SLICE_BYTES = WORDS * THREADS * 16;
-  static constexpr int BARRIERS = 6;
-  static constexpr int OVERHEAD = 3, MERGE = 3, MIN_SHARE = 2;  // in key blocks a block: start and end of a segment;
-                                                                // a merge over units; least work of a unit
+  static constexpr int WORDS = 16;  // of 16 bytes: a thread's 128 sums, rounded
+  static constexpr int BARRIERS = 5;
+  static constexpr int OVERHEAD = 3, MERGE = 3, MIN_SHARE = 2;  // in key blocks: start and end of a segment; a merge
+                                                                // over blocks; least work of a block
   static constexpr float STALE = 8.0f;  // log2 by which a row's maximum may grow before its sums are rescaled
 };
 static_assert(Config::PAGE == 64 && Config::TILE == 64, "a page is one block of keys, and a box has 64 rows");
-static_assert(CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4 || CLUSTER == 8, "pieces come in groups of four");
 static_assert(Config::STALE < 15.0f, "probabilities up to 2^STALE must fit half");
 
-// One unit's share of a tile.
+// One block's share of a tile.
 struct Segment {
   int stream, prefix, nodes;  // of the stream
   int first_pair;             // of the tile, row * H + head
   int begin, end;             // key blocks
-  int first_unit, stride;     // units that share the tile: first_unit, first_unit + stride, ...
-  int parts;                  // so many
-  int senders;                // blocks of the cluster that have keys, from rank 0 on
+  int first_block, parts;     // of a list: so many blocks of the grid share the tile, from first_block on
 };
 
 struct List {
-  int rounds;         // of tiles that are not in the list: tile i * gridDim / CLUSTER + unit in round i
+  int rounds;         // of tiles that are not in the list: tile i * grid + block in round i
   int dealt, length;  // tiles in them, and length of the list of the rest
-  int units;          // that share the list
-  int parts, tiles;   // parts > 1: unit u gets part u / tiles of tile u % tiles instead
+  int sharers;        // blocks that share the list
   bool unused;        // there are tiles without a used row
 };
 
-// Where a unit stands.
+// Where a block stands.
 struct Cursor {
   int round;
   int place, end;  // of its share of the list
 };
 
 struct Plan {                                      // shared memory
-  alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];  // later the slices that a cluster's blocks send to this one
-  u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q,
-                                                   // p[1] later the maxima and sums that go with the slices
+  alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];
+  u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q
   u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair
   float max[2][Config::TILE], sum[2][Config::TILE];  // a word a thread
   // mbarriers, Config::BARRIERS of them
   u64 q_full;
   u64 k_full[2][2];  // of both blocks of a pair the columns of either group, and the rope box with the first to go
-  u64 received;      // the other blocks' slices are there
   Segment segment[2];   // under way and next, in turns
   bool valid[2];        // there is such a segment
   int page[8][2];       // that the leaders asked for
@@ -75,7 +68,6 @@ struct Plan {                                      // shared memory
 static_assert(Config::P_OFFSET == sizeof(Plan::q), "p stands behind q");
 static_assert(Config::K_OFFSET == sizeof(Plan::q) + sizeof(Plan::p), "k stands behind p");
 static_assert(sizeof(Plan) <= SHARED_BYTES, "dynamic shared memory");
-static_assert(sizeof(Plan::q) == CLUSTER * Config::SLICE_BYTES, "a slice of every block");
 
 struct Params {
   const i32* block_table;  // [S, M]
@@ -84,11 +76,11 @@ struct Params {
   const i32* num_nodes;    // [S]
   Scalar* o;               // [S, N, H, 512]
   float* lse;              // [S, N, H]
-  uint4* partial;          // [2 * units, CLUSTER, WORDS, THREADS] of 8 values each, normalised
-  float* partial_lse;      // [2 * units, CLUSTER, 64], log2
-  u32* counters;           // [units, CLUSTER], zero before and after
+  uint4* partial;          // [slots, WORDS, THREADS] of 8 values each, normalised; slots: `part_slot`
+  float* partial_lse;      // [slots, 64], log2
+  u32* counters;           // [grid], zero before and after; not with -DPARTS=1
   int num_streams, num_rows, num_heads, num_words, table_width, num_pages;
-  int fixed_split;         // a row's result depends on its own stream alone: no lists, and the prefix decides the parts
+  int fixed_split;         // -DPARTS=1: the prefix alone decides the parts
   float scale_log2;
 };
 
@@ -108,7 +100,7 @@ DEVICE int block_index() {
 struct Stream {
   u32 prefix, nodes;
   u32 tiles;          // used ones, 0 behind the last stream
-  u32 size;           // places of one of them: all count as long as the last
+  u32 size;           // places of one of them in a list: all count as long as the last
   u32 tiles_before;   // of the streams before
 };
 
@@ -138,7 +130,7 @@ DEVICE Stream make_stream(const Params& p, int stream, int prefix, int nodes, u3
     s.prefix = legal_prefix(p, prefix);
     s.nodes = legal_nodes(p, nodes, s.prefix);
     s.tiles = (s.nodes * p.num_heads + Config::TILE - 1) / Config::TILE;
-    s.size = key_blocks(s.prefix, s.nodes) + Config::OVERHEAD * CLUSTER;
+    s.size = key_blocks(s.prefix, s.nodes) + Config::OVERHEAD;
   }
   if (p.num_streams > 1) s.tiles_before += sum_before(s.tiles);
   return s;
@@ -175,7 +167,6 @@ DEVICE void warm_inputs(const Params& p, Plan& plan) {
 
 // `s`: the first streams, or in every lane the only one. Every warp makes the list for itself.
 DEVICE List make_list(const Params& p, Stream s) {
-  const u32 all_units = gridDim.x / CLUSTER;
   u32 tiles = s.tiles, longest = s.tiles > 0 ? s.size : 0;
   if (p.num_streams > 1) tiles = longest = 0;
 #pragma unroll 1
@@ -185,56 +176,29 @@ DEVICE List make_list(const Params& p, Stream s) {
     longest = max(longest, __reduce_max_sync(FULL_MASK, s.tiles > 0 ? s.size : 0));
   }
   const bool unused = tiles < p.num_streams * cdiv(u32(p.num_rows * p.num_heads), u32(Config::TILE));
-  const u32 rounds = tiles < all_units ? 0 : tiles / all_units;
-  const List whole = {int(rounds * all_units == tiles ? rounds : rounds + 1), int(tiles), 0, 1, 1, int(tiles), unused};
-  if (rounds * all_units == tiles || p.fixed_split) return whole;
-  const u32 whole_cost = cdiv(longest, u32(CLUSTER));
-  if (whole_cost <= Config::OVERHEAD + Config::MERGE) return whole;
-  // Few tiles: each in so many equal parts, all of which walk over the same keys at the same time.
-  if (rounds == 0 && 2 * tiles <= all_units) {
-    const u32 parts = min(all_units / tiles, (longest - Config::OVERHEAD * CLUSTER) / (Config::MIN_SHARE * CLUSTER));
-    if (parts <= 1) return whole;
-    if (8 * parts * tiles >= 7 * all_units || parts < all_units / tiles) {
-      List even = whole;
-      even.parts = parts;
-      return even;
-    }
-  }
+  const u32 rounds = tiles < gridDim.x ? 0 : tiles / gridDim.x, rest = tiles - rounds * gridDim.x;
+  const List whole = {int(rest == 0 ? rounds : rounds + 1), int(tiles), 0, 1, unused};
+  if (rest == 0 || longest <= Config::OVERHEAD + Config::MERGE) return whole;
   // The last full round is in the list too, so that a tile has few parts.
-  const u32 dealt = (max(rounds, 1u) - 1) * all_units;
+  const u32 dealt = (max(rounds, 1u) - 1) * gridDim.x;
   u32 length = 0;
 #pragma unroll 1
   for (int first = 0, before = 0; first < p.num_streams; first += WARP) {
     const Stream s = load_stream(p, first, before);
-    const u32 rest = s.tiles - min(s.tiles, max(dealt, s.tiles_before) - s.tiles_before);
-    length += __reduce_add_sync(FULL_MASK, rest * s.size);
+    const u32 listed = s.tiles - min(s.tiles, max(dealt, s.tiles_before) - s.tiles_before);
+    length += __reduce_add_sync(FULL_MASK, listed * s.size);
     before += __reduce_add_sync(FULL_MASK, s.tiles);
   }
-  constexpr u32 LEAST = (Config::MIN_SHARE + Config::OVERHEAD) * CLUSTER;
-  const u32 units = min(all_units, max(length / LEAST, 1u));
-  // Blocks of a cluster do not walk over the same keys as their neighbours', so a list must gain more there.
-  const u32 cost = cdiv(length, units * CLUSTER) + Config::OVERHEAD + Config::MERGE;
-  if (whole_cost * (rounds > 0 ? 2 : 1) <= cost + (CLUSTER > 1 ? cost / 8 : 0)) return whole;
-  return {int(max(rounds, 1u) - 1), int(dealt), int(length), int(units), 1, int(tiles), unused};
+  const u32 sharers = min(gridDim.x, max(length / (Config::MIN_SHARE + Config::OVERHEAD), 1u));
+  const u32 cost = cdiv(length, sharers) + Config::OVERHEAD + Config::MERGE;
+  if (longest * (rounds > 0 ? 2 : 1) <= cost) return whole;
+  return {int(max(rounds, 1u) - 1), int(dealt), int(length), int(sharers), unused};
 }
 
 DEVICE Cursor make_cursor(const List& list) {
   if (list.length == 0) return {0, 0, 0};
-  const u32 unit = block_index() / CLUSTER;
-  const auto start = [&](u32 i) { return int(min(i, u32(list.units)) * u32(list.length) / u32(list.units)); };
-  return {0, start(unit), start(unit + 1)};
-}
-
-// This block's keys, of those of its unit, and how many blocks of the cluster have some. With fixed_split what a block
-// gets depends on the prefix alone, and the last one gets the tree.
-DEVICE u32 cut_for_block(const Params& p, u32 prefix, u32 blocks, u32& begin, u32& end) {
-  const u32 rank = block_index() % CLUSTER, zero = begin;
-  const u32 shared = (p.fixed_split ? min(prefix / Config::PAGE, blocks) : end) - begin;
-  const u32 senders = min(max(shared, 1u), u32(CLUSTER));
-  const auto cut = [&](u32 i) { return zero + (shared < CLUSTER ? min(i, shared) : shared * i / CLUSTER); };
-  begin = cut(rank);
-  if (!p.fixed_split || rank + 1 != senders) end = cut(rank + 1);
-  return senders;
+  const auto start = [&](u32 i) { return int(min(i, u32(list.sharers)) * u32(list.length) / u32(list.sharers)); };
+  return {0, start(block_index()), start(block_index() + 1)};
 }
 
 // Key blocks of a tile, and the tree rows of its stream that it needs.
@@ -242,46 +206,50 @@ DEVICE u32 tile_blocks(const Params& p, u32 prefix, u32 nodes, u32 tile) {
   return key_blocks(prefix, min(nodes, (tile * Config::TILE + Config::TILE - 1) / p.num_heads + 1));
 }
 
-// No unit has more than one segment, and a warp knows all streams: every warp finds it for itself, which takes half the
-// time of handing it on.
+// -DPARTS=1: part `part` of at most `most` equal ones of a tile, none of it where there are fewer; verify_parts.cu
+// divides in the same way. With fixed_split the prefix alone is cut, and the last part gets the tree.
+DEVICE Segment part_of_tile(const Params& p, int stream, int tile, int part, int most, int last_row, int prefix,
+                            int nodes) {
+  Segment seg = {stream, legal_prefix(p, prefix), 0, tile * Config::TILE, 0, 0, 0, 0};
+  seg.nodes = legal_nodes(p, nodes, seg.prefix);
+  if (seg.first_pair >= seg.nodes * p.num_heads) return seg;
+  const u32 blocks = key_blocks(seg.prefix, min(seg.nodes, last_row + 1));
+  const u32 divided = p.fixed_split ? seg.prefix / Config::PAGE : blocks, parts = min(max(divided, 1u), u32(most));
+  const auto cut = [&](u32 i) { return divided <= parts ? i : i * divided / parts; };
+  seg.parts = parts;
+  if (part >= seg.parts) return seg;
+  seg.begin = cut(part), seg.end = part + 1 < seg.parts ? cut(part + 1) : blocks;
+  return seg;
+}
+DEVICE int last_row(int tile, int num_heads) { return (tile * Config::TILE + Config::TILE - 1) / num_heads; }
+
+// No block has more than one segment, and a warp knows all streams: every warp finds it for itself, which takes half
+// the time of handing it on.
 DEVICE bool is_single(const Params& p, const List& list) {
   return p.num_streams <= WARP && list.length == 0 && list.rounds <= 1;
 }
-DEVICE bool single_segment(const Params& p, const List& list, const Stream& s, Segment& segment) {
-  const u32 unit = block_index() / CLUSTER, part = list.parts > 1 ? unit / list.tiles : 0;
-  const u32 number = unit - part * list.tiles;
-  u32 prefix = s.prefix, nodes = s.nodes, tile = number - s.tiles_before;
+DEVICE bool single_segment(const Params& p, const Stream& s, Segment& segment) {
+  u32 prefix = s.prefix, nodes = s.nodes, tile = block_index() - s.tiles_before;
   const u32 ballot = __ballot_sync(FULL_MASK, tile < s.tiles);  // wraps round where it is before
-  if (ballot == 0 || part >= u32(list.parts)) return false;
+  if (ballot == 0) return false;
   const int stream = __ffs(ballot) - 1;
   if (p.num_streams > 1) {
     prefix = __shfl_sync(FULL_MASK, prefix, stream), nodes = __shfl_sync(FULL_MASK, nodes, stream);
     tile = __shfl_sync(FULL_MASK, tile, stream);
   }
   const u32 blocks = tile_blocks(p, prefix, nodes, tile);
-  u32 begin = 0, end = blocks, parts = 1;
-  if (list.parts > 1) {
-    parts = min(u32(list.parts), blocks);
-    if (part >= parts) return false;
-    begin = part * blocks / parts, end = (part + 1) * blocks / parts;
-  }
-  const u32 senders = cut_for_block(p, prefix, blocks, begin, end);
-  segment = {stream,   int(prefix), int(nodes),  int(tile * Config::TILE), int(begin),
-             int(end), int(number), list.tiles, int(parts),               int(senders)};
+  segment = {stream, int(prefix), int(nodes), int(tile * Config::TILE), 0, int(blocks), 0, 1};
   return true;
 }
 
-// The part of the unit's next segment that this block works on; false where there is none. A share is taken from its
-// end, the beginning of a tile before the end of the tile before it: so all units walk over the same keys at a time.
+// The block's next segment; false where there is none. A share is taken from its end, the beginning of a tile before
+// the end of the tile before it: so all blocks walk over the same keys at a time.
 DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segment& segment) {
-  const u32 unit = block_index() / CLUSTER;
   Cursor at = cursor;
 #pragma unroll 1
   while (at.round < list.rounds || at.place < at.end) {
     const bool whole = at.round < list.rounds;
-    const u32 part = list.parts > 1 ? unit / list.tiles : 0;
-    u32 tile_wanted = at.round * (gridDim.x / CLUSTER) + unit;  // of all used tiles
-    if (list.parts > 1) tile_wanted = part < u32(list.parts) ? unit % list.tiles : list.tiles;
+    const u32 tile_wanted = at.round * gridDim.x + block_index();  // of all used tiles
     bool found = false, nothing = true;
     u32 before = 0, places_before = 0;
 #pragma unroll 1
@@ -304,20 +272,16 @@ DEVICE bool next_segment(const Params& p, const List& list, Cursor& cursor, Segm
       if (ballot == 0) continue;
       nothing = false;
       if (mine) {
-        const u32 blocks = tile_blocks(p, s.prefix, s.nodes, tile), zero = start + Config::OVERHEAD * CLUSTER;
-        u32 begin = 0, end = blocks, first_unit = 0, stride = 1, parts = 1;
+        const u32 blocks = tile_blocks(p, s.prefix, s.nodes, tile), zero = start + Config::OVERHEAD;
+        u32 begin = 0, end = blocks, first_block = 0, parts = 1;
         if (!whole) {
-          const auto unit_of = [&](u32 block) { return ((zero + block + 1) * list.units - 1) / list.length; };
+          const auto sharer_of = [&](u32 block) { return ((zero + block + 1) * list.sharers - 1) / list.length; };
           begin = max(u32(at.place), zero) - zero, end = min(max(u32(at.end), zero) - zero, blocks);
-          first_unit = unit_of(0), parts = unit_of(blocks - 1) - first_unit + 1;
-        } else if (list.parts > 1) {
-          parts = min(u32(list.parts), blocks), first_unit = tile_wanted, stride = list.tiles;
-          begin = min(part, parts) * blocks / parts, end = min(part + 1, parts) * blocks / parts;
+          first_block = sharer_of(0), parts = sharer_of(blocks - 1) - first_block + 1;
         }
         found = begin < end;
-        const u32 senders = cut_for_block(p, s.prefix, blocks, begin, end);
-        segment = {first + lane_id(), int(s.prefix), int(s.nodes), int(tile * Config::TILE), int(begin),
-                   int(end),          int(first_unit), int(stride), int(parts), int(senders)};
+        segment = {first + lane_id(), int(s.prefix), int(s.nodes), int(tile * Config::TILE),
+                   int(begin),        int(end),      int(first_block), int(parts)};
       }
       const int lane = __ffs(ballot) - 1;
       found = __shfl_sync(FULL_MASK, found, lane);

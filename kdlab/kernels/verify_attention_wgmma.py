@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,56 +19,56 @@ _TILE, _LATENT_DIM = 64, 512
 _RESERVED_BYTES = 1024
 """Shared memory of a block that Hopper keeps for itself; static memory comes next, then dynamic."""
 _PARTIALS = 2
-"""Tiles that a cluster may share with others: the one that it begins with and the one that it ends with."""
-_MIN_SHARE = 2
-"""Key blocks a block of the grid, at least, before a tile gets another part."""
+"""Tiles that a block of the persistent grid may share with others: the one it begins with and the one it ends with."""
 _MAX_MAPS = 4096
 _MAX_PAGES = 2**16
 """Pages of a stream: a list of tiles is cut in 32-bit arithmetic."""
 _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
+_MAX_SHARES, _PARTS_OF_SHARE = 8, 4
+"""Of `verify_parts`: ways to which a tile's parts go, and parts that one of them asks for at a time."""
+_SHARE_BYTES = 4 * 64 * 20
+_MAX_GRID = 65_535
 
-
-CLUSTERS = (1, 2, 4, 8)
-"""Blocks that share the keys of one tile and merge their sums without global memory."""
-FIXED = 8
+FIXED_PARTS = 8
 """Of `fixed_split`: how a tile's keys are split must not depend on how many tiles there are."""
 
 
-def build_wgmma(dtype: torch.dtype, cluster: int) -> Build:
-    """Return the build of one dtype and one size of clusters."""
-    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("CLUSTER", cluster), ("SHARED_BYTES", _SHARED_BYTES))
-    return Build("verify_attention_wgmma.cu", defines, HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),))
+@functools.cache
+def build_wgmma(dtype: torch.dtype, *, parts: bool) -> Build:
+    """Return the build of one dtype, for parts of tiles (few tiles) or for a persistent grid (many)."""
+    return Build(
+        "verify_attention_wgmma.cu", _defines(dtype, parts=parts), HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),)
+    )
 
 
-BUILDS = tuple(build_wgmma(dtype, cluster) for dtype in MMA_DTYPES for cluster in CLUSTERS)
+@functools.cache
+def build_parts(dtype: torch.dtype) -> Build:
+    """Return the build of the kernel that adds parts up, one dtype."""
+    defines = (*_defines(dtype, parts=True), ("MAX_SHARES", _MAX_SHARES))
+    return Build("verify_parts.cu", defines, HOPPER, (("verify_parts", (_MAX_SHARES - 1) * _SHARE_BYTES),))
 
 
-def choose_cluster(num_tiles: int, num_pages: int, units: Mapping[int, int]) -> int:
-    """Return the size of clusters for a batch. Its lengths stand on the device; the block table bounds them.
+def _defines(dtype: torch.dtype, *, parts: bool) -> tuple[tuple[str, int], ...]:
+    return ("DTYPE", DTYPE_DEFINE[dtype]), ("PARTS", int(parts)), ("SHARED_BYTES", _SHARED_BYTES)
 
-    The size that is likely to end first, in the time of a block of keys, by what an H200 needed: a block's share of a
-    tile, the merge within a cluster, and that of a tile's parts in global memory, where one cluster reads all of them.
+
+BUILDS = tuple(
+    build
+    for dtype in MMA_DTYPES
+    for build in (build_wgmma(dtype, parts=False), build_wgmma(dtype, parts=True), build_parts(dtype))
+)
+
+
+def most_parts(num_tiles: int, num_pages: int, num_blocks: int) -> int:
+    """Return into how many parts a tile may be cut; 1 for the persistent grid, which shares tiles out as a list.
 
     Args:
         num_tiles: of 64 (row, head) pairs, those of unused rows too.
         num_pages: of a stream, at most.
-        units: clusters that run at once, by their size.
+        num_blocks: that run at once.
     """
-
-    def cost(size: int) -> float:
-        parts = max(1, min(units[size] // num_tiles, num_pages // (_MIN_SHARE * size)))
-        merges = (2 if size > 1 else 0) + (1 + 2 * parts / size if parts > 1 else 0)
-        return max(num_pages / (size * parts), 1) + merges
-
-    return min((size for size in reversed(CLUSTERS) if num_tiles <= units[size]), key=cost, default=1)
-
-
-@functools.cache
-def _units(device: torch.device, dtype: torch.dtype) -> Mapping[int, int]:
-    # Every build gives the same numbers; a few rows, the common case, need this one anyway.
-    program = kernel(build_wgmma(dtype, FIXED), "verify_attention_wgmma", device)
-    return {1: num_sms(device)} | {n: program.max_clusters(_THREADS, _SHARED_BYTES, n) for n in (2, 4, 8)}
+    return max(1, min(num_blocks // num_tiles, num_pages))
 
 
 def run_wgmma(
@@ -85,6 +85,9 @@ def run_wgmma(
 ) -> None:
     """Fill o and lse; shapes as in `verify_attention`, all tensors contiguous.
 
+    A part of a tile takes 66 KB of a workspace: at most 2 parts a multiprocessor, 17 MB on 132; with fixed_split 8 parts a
+    tile, S N H / 64 tiles.
+
     Raises:
         NotSupported: another dtype than bfloat16 or float16, widths other than 512 + 64, or too many pages a stream.
     """
@@ -95,24 +98,43 @@ def run_wgmma(
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))
     if block_table.shape[1] > _MAX_PAGES:
         raise NotSupported("block_table", f"at most {_MAX_PAGES} pages a stream", block_table.shape[1])
-    num_tiles = num_streams * -(-num_rows * num_heads // _TILE)
-    units = _units(q.device, q.dtype)
-    cluster = FIXED if fixed_split else choose_cluster(num_tiles, block_table.shape[1], units)
-    grid = units[cluster] * cluster
-    sums = _PARTIALS * units[cluster] * _TILE * _LATENT_DIM // 2  # two in four bytes
-    parts = torch.empty(sums + _PARTIALS * grid * _TILE, dtype=torch.float32, device=q.device)
-    outputs = (o, lse, parts, parts[sums:], _counters(q.device))
+    tiles, sms = -(-num_rows * num_heads // _TILE), num_sms(q.device)
+    most = FIXED_PARTS if fixed_split else most_parts(num_streams * tiles, block_table.shape[1], sms)
+    in_parts = fixed_split or most > 1
+    if in_parts and max(num_streams, tiles) > _MAX_GRID:
+        raise NotSupported("q", f"at most {_MAX_GRID} streams and tiles of a stream in parts", list(q.shape))
+    partial, partial_lse = _workspace(q, num_streams * tiles * most if in_parts else _PARTIALS * sms)
     inputs = (
         tensor_map(q.data_ptr(), (num_streams, num_rows * num_heads, width), (1, _TILE, 64)),
         tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (_TILE, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
+    outputs = (o, lse, partial, partial_lse, None if in_parts else _counters(q.device))
     lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
-    program = kernel(build_wgmma(q.dtype, cluster), "verify_attention_wgmma", q.device)
+    program = kernel(build_wgmma(q.dtype, parts=in_parts), "verify_attention_wgmma", q.device)
     place = (_RESERVED_BYTES + program.resources.shared_bytes) // 16
     args = (*inputs, *outputs, *lengths, int(fixed_split), place, scale * math.log2(math.e))
-    shape = None if cluster == 1 else cluster
-    program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, cluster=shape, overlap=True)
+    grid = (most, tiles, num_streams) if in_parts else sms
+    program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, overlap=True)
+    if in_parts:
+        _add_parts(q, (prefix_len, num_nodes, partial, partial_lse, o, lse), (block_table.shape[1], most, fixed_split))
+
+
+def _add_parts(q: Tensor, tensors: tuple[Tensor, ...], division: tuple[int, int, bool]) -> None:
+    """Fill the rows of o and lse whose tiles have several parts; `division`: table width, most parts, fixed split."""
+    num_streams, num_rows, num_heads, _ = q.shape
+    width, most, fixed_split = division
+    program = kernel(build_parts(q.dtype), "verify_parts", q.device)
+    shares = min(_MAX_SHARES, -(-most // _PARTS_OF_SHARE))
+    grid, block = (32, -(-num_rows * num_heads // _TILE), num_streams), (32, 2, shares)
+    sizes = (num_streams, num_rows, num_heads, width, most, int(fixed_split))
+    program.launch(grid, block, *tensors, *sizes, shared_bytes=(shares - 1) * _SHARE_BYTES, overlap=True)
+
+
+def _workspace(q: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """Return room for so many parts of tiles, rounded to q's dtype, and for their log-sum-exp."""
+    o = torch.empty(slots, _TILE, _LATENT_DIM, dtype=q.dtype, device=q.device)
+    return o, torch.empty(slots, _TILE, dtype=torch.float32, device=q.device)
 
 
 @dataclass(frozen=True, slots=True)

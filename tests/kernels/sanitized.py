@@ -198,13 +198,13 @@ def attention():
 
 
 def hopper():
-    """The target's attention by the kernel for Hopper, with every size of clusters."""
-    choose = wgmma.choose_cluster
-    for cluster in wgmma.CLUSTERS:
-        wgmma.choose_cluster = partial(lambda size, *_: size, cluster)
+    """The target's attention by the kernels for Hopper: a persistent grid, parts of tiles, and parts of the prefix."""
+    most_parts = wgmma.most_parts
+    for parts in (1, 3):
+        wgmma.most_parts = partial(lambda parts, *_: parts, parts)
         verify("wgmma", [130, 0], [3, 2])
         verify("wgmma", [700], [9])
-    wgmma.choose_cluster = choose
+    wgmma.most_parts = most_parts
     verify("wgmma", [700], [9], fixed=True)
 
 
@@ -261,7 +261,7 @@ CASES = {
         attention,
         "draft_attention draft_merge verify_attention_naive verify_attention_mma verify_merge verify_merge_prefix",
     ),
-    "hopper": Case(hopper, "verify_attention_wgmma"),
+    "hopper": Case(hopper, "verify_attention_wgmma verify_parts"),
 }
 TWINS = {
     "race": ("racecheck", Case(partial(twin, 1), "twin"), "Race reported between"),

@@ -1,4 +1,4 @@
-"""What the Hopper kernel has beside the other implementations: modes, shares of tiles, counters, tensor maps."""
+"""What the Hopper kernel has beside the other implementations: parts, shares of tiles, counters, tensor maps."""
 
 import pytest
 import torch
@@ -6,24 +6,19 @@ import torch
 from kdlab.errors import NotSupported
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.verify_attention import verify_attention
-from kdlab.kernels.verify_attention_wgmma import CLUSTERS, FIXED, choose_cluster
+from kdlab.kernels.verify_attention_wgmma import most_parts
 from tests.kernels.compare import assert_within_budget
 from tests.kernels.verify_cases import SCALE, make_case
 
-UNITS = {1: 132, 2: 66, 4: 30, 8: 15}  # of an H200
+
+def test_few_tiles_are_cut_as_far_as_blocks_are_free():
+    tiles = (1, 9, 16, 17, 33, 66, 67, 520)
+    assert [most_parts(count, 2048, 132) for count in tiles] == [132, 14, 8, 7, 4, 2, 1, 1]
+    assert [most_parts(count, 5, 132) for count in tiles] == [5, 5, 5, 5, 4, 2, 1, 1]
 
 
-def test_few_tiles_are_split_as_far_as_blocks_are_free():
-    tiles = (1, 9, 16, 17, 33, 40, 65, 72, 520)
-    assert [choose_cluster(count, 5, UNITS) for count in tiles] == [8, 8, 4, 4, 2, 2, 2, 1, 1]
-    assert [choose_cluster(count, 17, UNITS) for count in tiles] == [8, 8, 4, 4, 2, 2, 2, 1, 1]
-    assert [choose_cluster(count, 65, UNITS) for count in tiles] == [8, 4, 2, 2, 2, 1, 2, 1, 1]
-    assert [choose_cluster(count, 1025, UNITS) for count in tiles] == [8, 2, 2, 1, 2, 1, 2, 1, 1]
-
-
-def test_every_size_of_clusters_is_built():
-    assert FIXED in CLUSTERS
-    assert len({str(build) for build in wgmma.BUILDS}) == 2 * len(CLUSTERS)
+def test_every_way_is_built():
+    assert len({str(build) for build in wgmma.BUILDS}) == 2 * 3
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 576), (torch.bfloat16, 320)])
@@ -35,12 +30,12 @@ def test_other_dtypes_and_widths_are_refused(dtype, width):
         wgmma.run_wgmma(q, pages, ints[:, None], ints, words, ints, 1.0, False, o, lse)
 
 
-@pytest.fixture(params=CLUSTERS)
-def cluster(request, monkeypatch):
-    """Every size, whatever the number of tiles."""
+@pytest.fixture(params=(1, 3, 40))
+def parts(request, monkeypatch):
+    """The persistent grid, and few and many parts of a tile, whatever the number of tiles."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a Hopper GPU")
-    monkeypatch.setattr(wgmma, "choose_cluster", lambda *_: request.param)
+    monkeypatch.setattr(wgmma, "most_parts", lambda *_: request.param)
     return request.param
 
 
@@ -68,19 +63,20 @@ def check(case):
         ([1500] * 8, [9, 9, 9, 2, 9, 0, 9, 9], 64),  # all tiles of a stream cut at the same keys
     ],
 )
-def test_every_size_is_right_for_every_shape(cluster, prefixes, nodes, heads):
+def test_every_way_is_right_for_every_shape(parts, prefixes, nodes, heads):
     check(make_case(prefixes, nodes, heads, seed=heads))
 
 
 @pytest.mark.gpu
-def test_counters_are_zero_after_every_call(cluster):
+@pytest.mark.parametrize("parts", [1], indirect=True)
+def test_counters_are_zero_after_every_call(parts):
     case = make_case([20_000, 5000], [3, 9], 64, seed=1)
     attend(case)
     assert not wgmma._rings[case.q.device][0].any()
 
 
 @pytest.mark.gpu
-def test_a_captured_call_follows_the_lengths_on_the_device(cluster):
+def test_a_captured_call_follows_the_lengths_on_the_device(parts):
     """Which blocks share which tile is found anew at every replay."""
     case = make_case([9000, 3000], [33, 9], 64, seed=2)
     attend(case)
