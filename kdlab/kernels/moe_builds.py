@@ -15,7 +15,11 @@ _WARPS, _TILE_PICKS = THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
 MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
-Path = Literal["row", "rows"]
+_MANY_EIGHTS, _MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 6, 64, 4, 128, 3  # of moe_many_rows.cu
+MANY_BLOCKS, MANY_THREADS = 2, 32 * _MANY_WARPS  # blocks of a multiprocessor
+MANY_ROWS = 129
+"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu: measured, see `moe_path`."""
+Path = Literal["row", "rows", "many"]
 
 
 def moe_path(
@@ -43,6 +47,8 @@ def moe_path(
         row = row_build(dtype, scale, *shape)
         if row is not None:
             return "row", row
+    if num_rows >= MANY_ROWS and scale is not None and dtype in MMA_DTYPES:
+        return "many", many_build(dtype, scale, *shape)
     return "rows", rows_build(dtype, scale, *shape)
 
 
@@ -131,6 +137,37 @@ def row_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, nu
     return jit.Build("moe_one_row.cu", tuple(defines.items()), shared_bytes=dynamic)
 
 
+@functools.lru_cache(maxsize=16)
+def many_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build:
+    """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of a dtype."""
+    ring = max(_many_ring_bytes(scale, inputs) for inputs in (width, inner))
+    defines = _constants(dtype, scale, width, inner, num_experts) | {
+        "TILE_EIGHTS": _MANY_EIGHTS,
+        "WARP_ROWS": _MANY_WARP_ROWS,
+        "WARPS": _MANY_WARPS,
+        "SLAB_INPUTS": _MANY_SLAB,
+        "STAGES": _MANY_STAGES,
+        "RING_BYTES": ring,
+        "BLOCKS_PER_SM": MANY_BLOCKS,
+    }
+    dynamic = (("moe_many_plan", 0), ("moe_many_gate_up", ring), ("moe_many_down", ring), ("moe_many_sum", 0))
+    return jit.Build("moe_many_rows.cu", tuple(defines.items()), shared_bytes=dynamic)
+
+
+def _many_ring_bytes(scale: torch.dtype, inputs: int) -> int:
+    """Return the bytes of all stages, and of the scales behind them, in moe_many_rows.cu, which asserts the sum."""
+    slab, rows = math.gcd(inputs, _MANY_SLAB), _MANY_WARPS * _MANY_WARP_ROWS
+    scale_bytes = slab // INT4_GROUP * scale.itemsize
+    span = 2 if inputs // slab % 2 == 0 and scale_bytes == 8 else 1
+    scale_stages = -(-(_MANY_STAGES - 1) // span) + 1
+    return _MANY_STAGES * (rows * slab // 2 + 8 * _MANY_EIGHTS * slab * 2) + scale_stages * rows * span * scale_bytes
+
+
+def most_tiles(num_picks: int, num_experts: int) -> int:
+    """Return how many tiles moe_many_plan makes of so many picks at most, whoever picks whom."""
+    return num_picks // (8 * _MANY_EIGHTS) + min(num_picks, num_experts)
+
+
 def row_features(inputs: int, *, gated: bool) -> int:
     """Return the outputs that a block of moe_one_row.cu makes, TILE_FEATURES of its stage."""
     warps = _WARPS // math.gcd(inputs // 64, _WARPS)
@@ -146,3 +183,6 @@ BUILDS = tuple(
 )
 _ROW = row_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
 BUILDS += () if _ROW is None else (_ROW,)
+# One rank of 8 with a slice of each expert, or with whole experts; and the widest stage.
+BUILDS += tuple(many_build(torch.bfloat16, torch.bfloat16, _K26[0], *held) for held in ((256, 384), (2048, 48)))
+BUILDS += (many_build(torch.float16, torch.float32, _K26[0], 2048, 384),)

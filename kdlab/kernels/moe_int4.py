@@ -1,4 +1,4 @@
-"""moe_int4: the experts of a few rows, INT4 or dense, grouped on the device; each distinct expert is read once."""
+"""moe_int4: the experts of some rows, INT4 or dense, grouped on the device; each distinct expert is read once."""
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ def moe_int4(
 ) -> Tensor:
     """Run each row through its k experts (SwiGLU), and the shared one if given, and add the weighted results.
 
-    A row's result does not depend on the other rows, bit for bit. On a GPU nothing waits for the host.
+    A row's result does not depend on the other rows, bit for bit; only from MANY_ROWS rows on it has other bits than
+    with fewer, as other kernels run (`moe_builds.moe_path`). On a GPU nothing waits for the host.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).
@@ -42,7 +43,8 @@ def moe_int4(
         impl: "auto" (the kernel for CUDA tensors, the reference for others), "cuda" or "reference".
 
     Returns:
-        [T, D] in x's dtype, summed in float32 in the order of the slots, the shared expert last.
+        [T, D] in x's dtype, summed in float32 in the order of the slots, the shared expert last. From MANY_ROWS rows
+        on the summands are rounded to x's dtype first, as the reference's are.
 
     Raises:
         ShapeError: the arguments do not fit one another. NotSupported: D or I that the kernel does not take.

@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from kdlab.kernels import jit
-from kdlab.kernels.moe_builds import THREADS, Path, blocks_per_sm, row_features
+from kdlab.kernels.moe_builds import (
+    MANY_BLOCKS,
+    MANY_THREADS,
+    THREADS,
+    Path,
+    blocks_per_sm,
+    most_tiles,
+    row_features,
+)
+from kdlab.kernels.skinny_linear import skinny_linear
+
+_PLAN_THREADS, _SUM_THREADS, _SUM_FEATURES = 1024, 128, 8  # of moe_many_rows.cu
+_TILE_WORDS = 4
 
 
 class ExpertSet(NamedTuple):
@@ -58,6 +70,28 @@ def _run_row(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | 
     return out
 
 
+def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
+    """Launch for many rows: picks sorted by expert, then as products of matrices; the shared expert as a plain one."""
+    (num_rows, width), top_k = x.shape, weights.shape[1]
+    ids, build, num_picks = routed.ids, routed.build, num_rows * top_k
+    assert ids is not None
+    order = ids.new_empty(num_picks)
+    tiles = ids.new_empty(1 + most_tiles(num_picks, routed.gate_up.shape[0]), _TILE_WORDS)
+    hidden, parts = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width)
+    added = None
+    if shared is not None:
+        added = skinny_linear(skinny_linear(x, shared.gate_up[0], gated=True), shared.down[0])
+    blocks, plan = MANY_BLOCKS * jit.num_sms(x.device), (tiles, order)
+    _launch(build, "moe_many_plan", 1, ids, order, tiles, num_picks, threads=_PLAN_THREADS)
+    matrix = (routed.gate_up, routed.gate_up_scale)
+    _launch(build, "moe_many_gate_up", blocks, x, *plan, *matrix, hidden, top_k, threads=MANY_THREADS)
+    matrix = (routed.down, routed.down_scale)
+    _launch(build, "moe_many_down", blocks, hidden, *plan, *matrix, parts, threads=MANY_THREADS)
+    out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _SUM_FEATURES)))
+    _launch(build, "moe_many_sum", grid, parts, ids, weights, added, out, top_k, threads=_SUM_THREADS)
+    return out
+
+
 def _shared_up(x: Tensor, shared: ExpertSet | None) -> Tensor | None:
     if shared is None:
         return None
@@ -80,13 +114,16 @@ def _num_blocks(rows: Tensor) -> int:
     return jit.num_sms(rows.device) * blocks_per_sm(rows.dtype)
 
 
-def _launch(build: jit.Build, name: str, grid: int | tuple[int, int], rows: Tensor, *args: object) -> None:
+def _launch(
+    build: jit.Build, name: str, grid: int | tuple[int, int], rows: Tensor, *args: object, threads: int = THREADS
+) -> None:
     kernel = jit.kernel(build, name, rows.device)
-    kernel.launch(grid, THREADS, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)
+    kernel.launch(grid, threads, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)
 
 
 RUN: Mapping[Path, Callable[[Tensor, Tensor, ExpertSet, ExpertSet | None], Tensor]] = {
     "row": _run_row,
     "rows": _run_rows,
+    "many": _run_many,
 }
 """What runs each path: (x [T, D], weights [T, k] float32, the routed experts, the shared one or None) to out [T, D]."""

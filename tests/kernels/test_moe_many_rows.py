@@ -1,0 +1,188 @@
+"""moe_int4 of many rows: how many picks an expert has decides its tiles, and changes nobody's result."""
+
+import pytest
+import torch
+
+from kdlab.kernels import jit
+from kdlab.kernels.moe_builds import MANY_ROWS, many_build, moe_path, most_tiles, rows_build
+from kdlab.kernels.moe_int4 import moe_int4
+from tests.kernels.compare import assert_within_budget, guarded_allocations
+from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_pick_at_a_time, skipping
+
+gpu = pytest.mark.gpu
+FORMATS = [(BF16, BF16), (BF16, F16), (F16, F32), (F16, F16)]
+WIDTHS = [(96, 32, BF16), (160, 96, F16), (64, 1024, F32)]
+COUNTS = (0, 1, 7, 8, 9, 16, 17, 40, 41, 47, 48, 49, 95, 96, 97, 145)
+"""Picks of an expert around every edge of eights and tiles."""
+# ---- on the CPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rows", [2, MANY_ROWS - 1, MANY_ROWS, 2080])
+def test_the_path_of_int4_experts_depends_on_the_number_of_rows(num_rows):
+    for shape in ((7168, 256, 384), (7168, 2048, 48), (256, 128, 24)):
+        path, build = moe_path(num_rows, 8, BF16, BF16, *shape)
+        assert (path == "many") == (num_rows >= MANY_ROWS)
+        assert (build.file == "moe_many_rows.cu") == (path == "many")
+        assert moe_path(num_rows, 8, BF16, None, *shape)[0] == "rows"
+        assert moe_path(num_rows, 8, F32, BF16, *shape)[0] == "rows"
+
+
+def test_the_table_has_room_for_every_tile():
+    eights = dict(many_build(BF16, BF16, 256, 128, 24).defines)["TILE_EIGHTS"]
+    for seed in range(50):
+        counts = torch.randint(0, 1 + 3 * seed, (24,), generator=torch.Generator().manual_seed(seed))
+        tiles = [-(-n // (8 * eights)) for n in counts.tolist()]
+        assert sum(tiles) <= most_tiles(int(counts.sum()), 24)
+    assert most_tiles(24 * 8 * eights + 24, 24) >= 48  # a full tile and one more pick for everyone
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Compile what these tests launch side by side."""
+    if not torch.cuda.is_available():
+        return
+    builds = {many_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
+    builds |= {many_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
+    builds |= {many_build(BF16, BF16, 7168, 256, 96), rows_build(BF16, BF16, 256, 128, 24)}
+    jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
+
+
+def counted(case, counts=COUNTS):
+    """Give expert e counts[e] picks, in slot 0 and 1 of rows drawn at random; what is left is nobody's."""
+    ids = case["expert_ids"]
+    picked = torch.cat([torch.full((n,), expert) for expert, n in enumerate(counts)])
+    flat = torch.full((ids.numel(),), -1)
+    flat[: len(picked)] = picked
+    order = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(3))
+    ids.copy_(flat[order].view(ids.shape).int())
+    return case
+
+
+@gpu
+@pytest.mark.parametrize("num_rows", [MANY_ROWS, MANY_ROWS + 1, 264, 1025])
+def test_many_rows(num_rows):
+    assert_right(new_case(num_rows, device="cuda"))
+    assert_right(new_case(num_rows, shared=True, device="cuda"))
+
+
+@gpu
+def test_experts_with_any_number_of_picks():
+    case = counted(new_case(MANY_ROWS + 60, device="cuda"))
+    found = torch.bincount(case["expert_ids"].flatten().long() + 1, minlength=25)[1:]
+    assert found.tolist()[: len(COUNTS)] == list(COUNTS)
+    out = moe_int4(**case)
+    assert_within_budget(out, one_pick_at_a_time(case), moe_int4(**case, impl="reference"))
+
+
+@gpu
+@pytest.mark.parametrize("num_rows", [MANY_ROWS, 1025])
+def test_all_rows_with_one_expert(num_rows):
+    case = new_case(num_rows, device="cuda")
+    case["expert_ids"][:] = 23
+    assert_right(case)
+
+
+@gpu
+@pytest.mark.parametrize(("dtype", "scale"), FORMATS, ids=str)
+def test_every_format(dtype, scale):
+    assert_right(new_case(MANY_ROWS, dtype=dtype, scale=scale, device="cuda"))
+
+
+@gpu
+@pytest.mark.parametrize(("width", "inner", "scale"), WIDTHS, ids=str)
+def test_widths_that_fill_no_tile(width, inner, scale):
+    assert_right(new_case(MANY_ROWS, dtype=F16, scale=scale, width=width, inner=inner, num_experts=5, device="cuda"))
+
+
+@gpu
+def test_k26_width_of_one_rank():
+    assert_right(new_case(264, width=7168, inner=256, num_experts=96, top_k=8, shared=True, device="cuda"))
+
+
+@gpu
+def test_a_row_does_not_depend_on_the_others():
+    for extra in ({}, {"shared": True}, {"dtype": F16, "scale": F32}):
+        case, others = new_case(MANY_ROWS, device="cuda", **extra), new_case(3 * MANY_ROWS, device="cuda", **extra)
+        alone = moe_int4(**case)
+        others["expert_ids"][:, 0] = 5  # full tiles beside narrow ones
+        others["expert_ids"][:, 1] += (others["expert_ids"][:, 1] == 5).int()
+        rows = slice(37, 37 + MANY_ROWS)
+        for name in ("x", "expert_ids", "weights"):
+            others[name][rows] = case[name]
+        same = {name: case[name] for name in ("experts", "shared") if name in case}
+        assert torch.equal(moe_int4(**(others | same))[rows], alone)
+        assert not torch.equal(moe_int4(**(case | {"expert_ids": case["expert_ids"].roll(1, dims=0)})), alone)
+
+
+@gpu
+def test_inert_rows_and_ids_outside():
+    case = skipping(new_case(MANY_ROWS, device="cuda"))
+    case["expert_ids"][50:60] = -1
+    out = moe_int4(**case)
+    assert_within_budget(out, one_pick_at_a_time(case), moe_int4(**case, impl="reference"))
+    assert not out[50:60].any()
+    picked = torch.zeros(25, dtype=torch.bool, device="cuda")
+    picked[case["expert_ids"].clamp(-1, 24).long()[case["expert_ids"] >= 0]] = True
+    case["experts"].gate_up_scale[~picked[:24]] = torch.nan
+    case["weights"][(case["expert_ids"] < 0) | (case["expert_ids"] >= 24)] = torch.nan
+    case["x"][50:60] = torch.nan
+    clean = out.clone()
+    assert torch.equal(moe_int4(**case), clean)
+    nobody = case | {"expert_ids": torch.full_like(case["expert_ids"], -1)}
+    assert not moe_int4(**nobody).any()
+
+
+@gpu
+def test_unknown_values_stay_in_their_row():
+    case = new_case(MANY_ROWS, device="cuda")
+    clean = moe_int4(**case)
+    case["x"][7], case["x"][20, 3] = torch.nan, torch.inf
+    out = moe_int4(**case)
+    bad = torch.zeros(MANY_ROWS, dtype=torch.bool, device="cuda")
+    bad[7] = bad[20] = True
+    assert not out[bad].isfinite().all(-1).any()
+    assert torch.equal(out[~bad], clean[~bad])
+
+
+@gpu
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
+def test_extreme_values_and_scales(size):
+    case = new_case(MANY_ROWS, device="cuda")
+    experts = case["experts"]
+    experts.gate_up_packed[:8] = 0  # -8 throughout
+    experts.gate_up_packed[8:16] = -1  # 7 throughout
+    experts.down_scale.mul_(size)
+    case["x"][::3] *= 1e-3
+    assert_right(case)
+
+
+@gpu
+def test_nothing_is_written_beside_the_outputs():
+    for extra in ({}, {"width": 96, "inner": 32, "dtype": F16, "num_experts": 5}):
+        case = new_case(MANY_ROWS, device="cuda", **extra)
+        with guarded_allocations() as check:
+            out = moe_int4(**case)
+        check()
+        assert_right(case, out)
+
+
+@gpu
+def test_a_graph_follows_its_inputs():
+    case, other = new_case(MANY_ROWS, device="cuda"), new_case(MANY_ROWS, seed=9, device="cuda")
+    moe_int4(**case)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = moe_int4(**case)
+        second = moe_int4(**(case | {"x": first}))
+    for name in ("x", "expert_ids", "weights"):
+        case[name].copy_(other[name])
+    case["expert_ids"][3:9, 0] = -1
+    for _ in range(2):
+        first.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(first, moe_int4(**case))
+        assert torch.equal(second, moe_int4(**(case | {"x": first})))
