@@ -98,13 +98,31 @@ ALONE = {"verify_merge_prefix"}
 """Kernels of such sources that are never launched to overlap."""
 
 
-def early_loads(text):
+STARTING = {"add_norm", "norm_rope", "norm_rows", "router_choose"}
+STARTING |= {"skinny_linear", "skinny_linear_columns", "verify_parts"}
+"""Kernels that let the next one begin before they have waited themselves: it may run beside the one two ahead."""
+AHEAD = {
+    "draft_attention": "draft_merge",
+    "moe_gate_up": "moe_down",
+    "moe_down": "moe_sum",
+    "moe_row_gate_up": "moe_row_down",
+    "verify_attention_wgmma": "verify_parts",
+}
+"""Kernels, and the one behind each that reads before its own wait what was written before this one waited."""
+
+
+def before_the_wait(text):
+    """Machine code by kernel up to its wait for the kernel ahead; None where it has no wait."""
+    kernels = re.findall(r"\.section\s+\.text\.(\w+)(.*?)(?=\.section\s+\.text\.|\Z)", text, re.DOTALL)
+    return {name: before if wait else None for name, code in kernels for before, wait, _ in [code.partition("ACQBULK")]}
+
+
+def early_loads(codes):
     """Plain loads by kernel before its wait for the kernel ahead, where the compiler too may have moved them."""
     found = {}
-    for name, kernel in re.findall(r"\.section\s+\.text\.(\w+)(.*?)(?=\.section\s+\.text\.|\Z)", text, re.DOTALL):
-        before, wait, _ = kernel.partition("ACQBULK")
-        loads = [load for load in re.findall(r"\bLDG\.\S*", before) if "STRONG" not in load]
-        found[name] = loads if wait else ["no wait"]
+    for name, code in codes.items():
+        loads = [load for load in re.findall(r"\bLDG\.\S*", code or "") if "STRONG" not in load]
+        found[name] = ["no wait"] if code is None else loads
     return found
 
 
@@ -112,25 +130,44 @@ def early_loads(text):
 def test_nothing_is_read_before_the_wait_that_is_not_written_there(file, cubins, disassemble):
     builds = [build for build in BUILDS if build.file == file]
     for build in {builds[0], builds[-1]}:
-        found = early_loads(disassemble(cubins[build, "sm_90a"].content))
-        assert found.keys() - ALONE
+        codes = before_the_wait(disassemble(cubins[build, "sm_90a"].content))
+        assert codes.keys() - ALONE
+        found = early_loads(codes)
         early = {name: loads for name, loads in found.items() if loads and name not in READING | ALONE}
         assert early == {}, build
+        starting = {name for name, code in codes.items() if code is not None and "PREEXIT" in code}
+        assert starting == STARTING & codes.keys(), build
+
+
+def test_what_is_read_early_was_written_before_the_kernel_ahead_waited():
+    assert STARTING.isdisjoint(AHEAD)
+
+
+def codes_of(text, csrc, disassemble):
+    """What `before_the_wait` finds in a source of one kernel, f."""
+    (csrc / "x.cu").write_text(
+        'extern "C" __global__ void __launch_bounds__(32) f(const int* n, int* y) {' + text + "}"
+    )
+    return before_the_wait(disassemble(compile_build(Build("x.cu"), "sm_90a")[0].content))
+
+
+WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 
 def test_a_plain_load_before_the_wait_is_found(csrc, disassemble):
     for load, found in (("n[0]", 1), ("0", 0)):
-        (csrc / "x.cu").write_text(
-            'extern "C" __global__ void __launch_bounds__(32) f(const int* n, int* y) {'
-            f" const int first = {load}; if (first > 7) return;"
-            ' asm volatile("griddepcontrol.wait;" ::: "memory"); y[threadIdx.x] = first + n[1]; }'
-        )
-        assert len(early_loads(disassemble(compile_build(Build("x.cu"), "sm_90a")[0].content))["f"]) == found
+        text = f"const int first = {load}; if (first > 7) return; {WAIT} y[threadIdx.x] = first + n[1];"
+        assert len(early_loads(codes_of(text, csrc, disassemble))["f"]) == found
 
 
 def test_a_kernel_without_a_wait_is_found(csrc, disassemble):
-    (csrc / "x.cu").write_text('extern "C" __global__ void __launch_bounds__(32) f(int* y) { y[threadIdx.x] = 1; }')
-    assert early_loads(disassemble(compile_build(Build("x.cu"), "sm_90a")[0].content)) == {"f": ["no wait"]}
+    assert early_loads(codes_of("y[threadIdx.x] = 1;", csrc, disassemble)) == {"f": ["no wait"]}
+
+
+def test_a_start_of_the_next_kernel_before_the_wait_is_found(csrc, disassemble):
+    launch = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
+    for text, found in ((launch + WAIT, True), (WAIT + launch, False)):
+        assert ("PREEXIT" in codes_of(text + "y[threadIdx.x] = n[0];", csrc, disassemble)["f"]) == found
 
 
 def barriers_of_some(text):
