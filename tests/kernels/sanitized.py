@@ -31,6 +31,7 @@ from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.embed_shard import embed_shard
 from kdlab.kernels.forward_rows import forward_rows
 from kdlab.kernels.mma_peak import mma_peak
+from kdlab.kernels.moe_builds import MANY_ROWS
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.norm_rope import norm_rope
 from kdlab.kernels.pack_words import pack_words
@@ -141,6 +142,7 @@ def experts():
         for shared in (False, True):
             moe(moe_cases.new_case(rows, shared=shared))
     moe(moe_cases.new_case(3, scale=None))
+    moe(moe_cases.new_case(MANY_ROWS))
 
 
 def moe(case):
@@ -247,6 +249,7 @@ class Case(NamedTuple):
     kernels: str
 
 
+MANY = "moe_many_plan moe_many_gate_up moe_many_down moe_many_sum"
 CASES = {
     "layer": Case(layer, "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard"),
     "rounds": Case(rounds, "kv_commit stream_advance tree_accept round_rows pack_words mma_peak"),
@@ -256,7 +259,7 @@ CASES = {
         "draft_topk merge_topk target_greedy target_draw merge_candidates best_candidate top_p_mass choose_token",
     ),
     "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose"),
-    "experts": Case(experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum"),
+    "experts": Case(experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum " + MANY),
     "attention": Case(
         attention,
         "draft_attention draft_merge verify_attention_naive verify_attention_mma verify_merge verify_merge_prefix",

@@ -62,6 +62,6 @@ def test_what_is_put_there_is_found(fault):
 def test_every_kernel_stands_in_a_case():
     named = {name for case in CASES.values() for name in case.kernels.split()}
     kernel = re.compile(r'extern "C" __global__ (?:void\s+)?__launch_bounds__\([^()]*\)\s+(?:void )?(\w+)\(')
-    texts = [file.read_text() for file in sorted(CSRC.glob("*.cu"))]
+    texts = [file.read_text() for file in sorted(CSRC.glob("*.cu*"))]
     assert sum(text.count('extern "C"') for text in texts) == sum(len(kernel.findall(text)) for text in texts)
     assert named == {name for text in texts for name in kernel.findall(text)}
