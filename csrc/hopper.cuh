@@ -163,11 +163,6 @@ DEVICE void copy_box(u32 shared, const TensorMap& map, int x, int y, int z, u32 
       : "memory");
 }
 
-// One box from global memory to the L2 cache: a hint.
-DEVICE void prefetch_box(const TensorMap& map, int x, int y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" : : "l"(&map), "r"(x), "r"(y) : "memory");
-}
-
 // Waits for all that this thread asked for with copy_async of any size (mma.cuh).
 DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

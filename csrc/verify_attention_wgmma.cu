@@ -306,22 +306,6 @@ DEVICE void load_rope(Plan& plan, u32 (&q_rope)[16], u32 parity) {
   }
 }
 
-DEVICE void prefetch_page(const Params& p, const TensorMap& map, int page) {
-#pragma unroll 1
-  for (int box = 0; box < Config::K_BOXES; ++box) prefetch_box(map, box * 64, legal_page(p, page) * Config::PAGE);
-}
-
-// Brings two pages of the prefix into the L2 cache while kernels ahead still run, other parts' blocks the next ones.
-// What is read here may be old: it only says where to look, and that cache has the newest bytes of every page.
-DEVICE void prefetch_pages(const Params& p, const TensorMap& map) {
-  const i32* table = p.block_table + i64(blockIdx.z) * p.table_width;
-  const int first = block_index(), second = first + gridDim.x;
-  const int page = load_fresh(table + min(first, p.table_width - 1));  // on the way together with the length
-  const int blocks = min(load_fresh(p.prefix_len + blockIdx.z) / Config::PAGE, p.table_width);
-  if (first < blocks) prefetch_page(p, map, page);
-  if (second < blocks) prefetch_page(p, map, load_fresh(table + second));
-}
-
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     verify_attention_wgmma(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
                            const i32* block_table, const i32* prefix_len, const u32* ancestors, const i32* num_nodes,
@@ -351,7 +335,6 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   int end_row = PARTS ? last_row(blockIdx.y, num_heads) : 0;
   asm volatile("" : "+r"(end_row));  // here, not on the way from lengths to keys
   __syncthreads();
-  if (PARTS && threadIdx.x == Config::THREADS - WARP && blockIdx.y == 0) prefetch_pages(p, key_map);
   grid_dependency_wait();
   grid_dependency_launch();
   // The lengths are asked for before all else, by every lane those of a stream, or of the only one.
