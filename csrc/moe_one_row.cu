@@ -15,8 +15,8 @@
 #include "fresh.cuh"
 #include "moe_weights.cuh"
 
-using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
-using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false, WARPS>;
+using UpStage = Stage<Packed<WARP_ROWS>, MODEL_WIDTH, INNER_WIDTH, true, WARPS>;
+using DownStage = Stage<Packed<WARP_ROWS>, INNER_WIDTH, MODEL_WIDTH, false, WARPS>;
 
 constexpr int MOST_PICKS = 8;
 constexpr int PICKS_AT_ONCE = 2;  // products of so many picks are under way together
@@ -27,9 +27,9 @@ static_assert(DownStage::SLABS == 1 && MOST_PICKS * DownStage::BYTES <= DOWN_BYT
 
 // Of one expert.
 template <typename S>
-constexpr i64 MATRIX_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / UNIT_K * 16);
+constexpr i64 MATRIX_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / S::UNIT_K * 16);
 template <typename S>
-constexpr i64 SCALES_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(Scale));
+constexpr i64 SCALES_BYTES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(typename S::Scale));
 
 // Grid k * tiles. beside: as in moe_int4.cu.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_gate_up(
@@ -61,7 +61,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_gat
   };
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) start();
-  float total[TOTALS] = {};
+  float total[S::TOTALS] = {};
 #pragma unroll 1
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
     copy_async_wait<STAGES - 2>();
@@ -122,14 +122,14 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_dow
   __syncthreads();
 #pragma unroll 1
   for (int base = 0; base < count; base += PICKS_AT_ONCE) {
-    float total[PICKS_AT_ONCE][TOTALS] = {};
+    float total[PICKS_AT_ONCE][S::TOTALS] = {};
 #pragma unroll
     for (int i = 0; i < PICKS_AT_ONCE; ++i) {
       multiply<S>(total[i], stages + min(base + i, count - 1) * S::BYTES, hidden, picks, 0);
     }
 #pragma unroll
     for (int i = 0; i < PICKS_AT_ONCE; ++i) {
-      each_value(total[i], [&](int row, int column, float value) {
+      each_value<S>(total[i], [&](int row, int column, float value) {
         if (column == 0 && base + i < count) sums[base + i][warp_id()][row] = value;
       });
     }
@@ -142,7 +142,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_row_dow
     float value = 0;
 #pragma unroll
     for (int w = 0; w < S::K_WARPS; ++w) value += of_pick[warp + w][row];
-    of_pick[warp][row] = value * VALUE;
+    of_pick[warp][row] = value * S::VALUE;
   }
   __syncthreads();
   for (int feature = threadIdx.x; feature < S::TILE_FEATURES; feature += THREADS) {

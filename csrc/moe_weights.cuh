@@ -1,7 +1,7 @@
 // csrc/moe_weights.cuh: one stage of expert weights in shared memory, INT4 or dense, and its product with a few rows.
 //   A stage is TILE_ROWS rows of a weight matrix by SLAB inputs, cut among the warps: M_WARPS along the rows and
-//   K_WARPS along the inputs. The same inputs of up to 8 rows of x stand behind the weights (read from L2 when needed
-//   they took a fifth of the time). Weights are the M side of mma.sync and rows of x the N side, so that one row
+//   K_WARPS along the inputs. The same inputs of up to PICKS rows of x stand behind the weights (read from L2 when
+//   needed they took a fifth of the time). Weights are the M side of mma.sync and rows of x the N side, so that one row
 //   and eight cost the same. Which input a fragment's register stands for is free, as long as both sides agree: lane
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
 //   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which
@@ -14,12 +14,8 @@
 #include "moe_groups.cuh"
 
 constexpr int GROUP = 32;  // inputs that share a scale
-// -D: WARP_ROWS weight rows of a warp (twice as many read each x half as often), X_ROWS rows of x in a stage, a power
-// of two; where there are fewer than TILE_PICKS, the columns of a product repeat them.
-constexpr int TOTALS = WARP_ROWS * TILE_PICKS / WARP;  // sums of a lane
-constexpr int PAD = WARP_ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
-constexpr int SUM_BYTES = WARPS * TILE_PICKS * PAD * sizeof(float);
 constexpr bool STAGED_X = DTYPE != 0;
+// -D: X_ROWS rows of x in a stage; fewer than TILE_PICKS are a power of two, and the columns of a product repeat them.
 
 __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   int d = 1;
@@ -27,34 +23,61 @@ __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   return d;
 }
 
-#if PACKED
 #if SCALE_DTYPE == 0
-using Scale = float;
+using PackedScale = float;
 #elif SCALE_DTYPE == 1
-using Scale = bf16;
+using PackedScale = bf16;
 #else
-using Scale = half;
-#endif
-constexpr int MOST_WARP_K = 64;
-constexpr int UNIT_K = 32;  // inputs in 16 bytes
-#else
-using Scale = Scalar;
-constexpr int MOST_WARP_K = 32;
-constexpr int UNIT_K = 16 / sizeof(Scalar);
+using PackedScale = half;
 #endif
 
+// ROWS weight rows of a warp (twice as many read each x half as often) and the picks that meet them at once.
+template <int ROWS, int PICKS_>
+struct Format {
+  static constexpr int M_ROWS = ROWS, PICKS = PICKS_;
+  static constexpr int X_STAGED = X_ROWS < TILE_PICKS ? X_ROWS : PICKS;  // rows of x in a stage
+  static constexpr int TOTALS = ROWS * PICKS / WARP;  // sums of a lane
+  static constexpr int EIGHTS = ROWS / 8;             // rows that a lane of 16-bit products has sums of
+  static constexpr int PAD = ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
+  static constexpr int SUM_BYTES = WARPS * PICKS * PAD * sizeof(float);
+  static_assert(PICKS % TILE_PICKS == 0 && LISTED % PICKS == 0, "a list holds whole tiles");
+};
+template <int ROWS>
+struct Packed : Format<ROWS, TILE_PICKS> {
+  static constexpr bool INT4 = true;
+  static constexpr int MOST_WARP_K = 64, UNIT_K = 32;  // inputs of a warp, inputs in 16 bytes
+  static constexpr float VALUE = DTYPE == 1 ? 4.0f : 1.0f;  // what 1 in a fragment stands for
+  using Scale = PackedScale;
+};
+template <int ROWS, int PICKS = TILE_PICKS>
+struct Dense : Format<ROWS, PICKS> {
+  static constexpr bool INT4 = false;
+  static constexpr int MOST_WARP_K = 32, UNIT_K = 16 / sizeof(Scalar);
+  static constexpr float VALUE = 1.0f;
+  using Scale = Scalar;  // there are none
+};
+
 // GATED: the matrix is FEATURES gate rows over FEATURES up rows, and a warp takes as many of each.
-template <int INPUTS, int FEATURES_, bool GATED_, int MOST_K_WARPS>
-struct Stage {
+// WHOLE: a warp has all inputs of its rows, and adds them up as warps that share them would: in CHAINS running sums.
+template <typename Format_, int INPUTS, int FEATURES_, bool GATED_, int MOST_K_WARPS, bool WHOLE_ = false>
+struct Stage : Format_ {
+  using typename Format_::Scale;
+  using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::X_STAGED, Format_::UNIT_K, Format_::SUM_BYTES;
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
-  static constexpr bool GATED = GATED_;
-  static constexpr int WARP_K = power_of_two_divisor(K, MOST_WARP_K);
-  static constexpr int K_WARPS = power_of_two_divisor(K / WARP_K, MOST_K_WARPS);
+  static constexpr bool GATED = GATED_, WHOLE = WHOLE_;
+  static constexpr int CHAIN_K = power_of_two_divisor(K, Format_::MOST_WARP_K);
+  static constexpr int CHAINS = WHOLE ? power_of_two_divisor(K / CHAIN_K, MOST_K_WARPS) : 1;
+  static constexpr int WARP_K = CHAIN_K * CHAINS;
+  static constexpr int K_WARPS = WHOLE ? 1 : power_of_two_divisor(K / WARP_K, MOST_K_WARPS);
   static constexpr int M_WARPS = WARPS / K_WARPS;
   static constexpr int SLAB = WARP_K * K_WARPS, SLABS = K / SLAB;
-  static constexpr int TILE_ROWS = WARP_ROWS * M_WARPS;
-  static constexpr int TILE_FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
-  static constexpr int TILES = cdiv(FEATURES, TILE_FEATURES);
+  static constexpr int TILE_ROWS = M_ROWS * M_WARPS;
+  // A stage of many gate and up rows is PARTS tiles, the first of which may come alone.
+  static constexpr int PARTS = GATED && INT4 && DTYPE != 0 && M_ROWS == 64 ? 2 : 1;
+  static constexpr int PART_ROWS = M_ROWS / PARTS;  // of a warp
+  static constexpr int TILE_FEATURES = (GATED ? TILE_ROWS / 2 : TILE_ROWS) / PARTS;
+  static constexpr int TILES = round_up(cdiv(FEATURES, TILE_FEATURES), PARTS);
+  static constexpr bool FULL = TILES * TILE_FEATURES == FEATURES;
   static constexpr int MATRIX_ROWS = GATED ? 2 * FEATURES : FEATURES;
   static constexpr int WARP_GROUPS = WARP_K / GROUP;
   static constexpr int UNITS = SLAB / UNIT_K;  // 16-byte units of a row
@@ -62,27 +85,29 @@ struct Stage {
   // 16 more bytes a row put the scales of eight rows into different banks.
   static constexpr int SCALE_STRIDE = SCALE_BYTES + (SCALE_BYTES >= 32 ? 16 : 0);
   static constexpr int WEIGHT_BYTES = TILE_ROWS * UNITS * 16;
-  static constexpr int X_AT = WEIGHT_BYTES + (PACKED ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
+  static constexpr int X_AT = WEIGHT_BYTES + (INT4 ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
   static constexpr int X_UNITS = SLAB * sizeof(Scalar) / 16;
-  static constexpr int X_END = X_AT + (STAGED_X ? X_ROWS * X_UNITS * 16 : 0);
+  static constexpr int X_END = X_AT + (STAGED_X ? X_STAGED * X_UNITS * 16 : 0);
   static constexpr int BYTES = round_up(X_END > SUM_BYTES ? X_END : SUM_BYTES, 128);
   static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
+  static_assert(!WHOLE || (SLABS == 1 && !GATED), "rows of few inputs, whose results go straight from the warps");
   static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");
 
-  // Row of the matrix that stands in row r of tile number `tile`; rows past the end repeat the last one.
+  // Row of the matrix that stands in row r of a stage from tile `tile` on; rows past the end repeat the last one.
   static DEVICE int matrix_row(int tile, u32 r) {
-    constexpr u32 HALF = WARP_ROWS / 2;
-    const int inside = GATED ? r / WARP_ROWS * HALF + r % HALF : r;
+    constexpr u32 HALF = PART_ROWS / 2;
+    const int part = r % M_ROWS / PART_ROWS;
+    const int inside = GATED ? part * TILE_FEATURES + r / M_ROWS * HALF + r % HALF : r;
     const int feature = tile * TILE_FEATURES + inside;
-    const int row = FEATURES % TILE_FEATURES ? min(feature, FEATURES - 1) : feature;
-    return GATED && r % WARP_ROWS >= HALF ? FEATURES + row : row;
+    const int row = FULL ? feature : min(feature, FEATURES - 1);
+    return GATED && r % PART_ROWS >= HALF ? FEATURES + row : row;
   }
 
   // Byte where unit `unit` of row r lies. The exclusive or keeps what a warp reads at once in different banks: one word
   // of eight rows (INT4, tensor cores), two rows of four units (dense, tensor cores), or one unit of eight rows.
   static __host__ DEVICE constexpr u32 place(u32 r, u32 unit) {
     constexpr u32 SPAN = UNITS < 8 ? UNITS : 8;
-    const u32 turn = PACKED || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
+    const u32 turn = INT4 || DTYPE == 0 ? r / (8 / SPAN) % SPAN : (r % 2 * 4) % SPAN;
     return (r * UNITS + (unit ^ turn)) * 16;
   }
 
@@ -112,21 +137,23 @@ struct Copies {
   static constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
   static constexpr int SCALE_COPIES = cdiv(S::TILE_ROWS * PIECES, THREADS);
   // Then a thread's rows lie equally far apart in the matrix and in the stage, whatever its first one.
-  static constexpr bool EVEN = S::FEATURES % S::TILE_FEATURES == 0 && ROW_STEP % 8 == 0;
+  static constexpr bool EVEN = S::FULL && ROW_STEP % 8 == 0;
   const u8 *weights, *scales;  // first unit and piece of slab 0
 
   DEVICE void find(const u8* matrix, const u8* matrix_scales, int tile) {
     weights = matrix + row_bytes(tile, first_row()) + unit() * 16;
-    if constexpr (PACKED) {
+    if constexpr (S::INT4) {
       scales = matrix_scales + S::matrix_row(tile, piece_row()) * SCALE_ROW + piece() * PIECE;
     }
   }
 
-  DEVICE void start(u8* stage, int tile, int slab) const {
+  DEVICE void start(u8* stage, int tile, int slab, int parts = S::PARTS) const {
     const u8* from = weights + slab * (S::UNITS * 16);
     u8* to = stage + S::place(first_row(), unit());
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
+      constexpr bool TOGETHER = S::PART_ROWS % ROW_STEP == 0;  // then all threads copy rows of one part
+      if (part(TOGETHER ? i * ROW_STEP : first_row() + i * ROW_STEP) >= parts) continue;
       if constexpr (EVEN) {
         constexpr int STAGE_STEP = ROW_STEP * S::UNITS * 16;
         copy_async(shared_address(to + i * STAGE_STEP), from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
@@ -136,11 +163,12 @@ struct Copies {
         copy_async(shared_address(stage + S::place(r, unit())), from + rows);
       }
     }
-    if constexpr (PACKED) {
+    if constexpr (S::INT4) {
 #pragma unroll
       for (int i = 0; i < SCALE_COPIES; ++i) {
         const u32 r = piece_row() + i * (THREADS / PIECES);
         if (r >= S::TILE_ROWS) break;
+        if (part(r) >= parts) continue;
         const i64 rows = i ? S::matrix_row(tile, r) - S::matrix_row(tile, piece_row()) : 0;
         copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece() * PIECE,
                         scales + rows * SCALE_ROW + slab * S::SCALE_BYTES);
@@ -149,13 +177,14 @@ struct Copies {
   }
 
  private:
-  static constexpr i64 SCALE_ROW = S::K / GROUP * sizeof(Scale);
+  static constexpr i64 SCALE_ROW = S::K / GROUP * sizeof(typename S::Scale);
+  static DEVICE int part(u32 r) { return r % S::M_ROWS / S::PART_ROWS; }
   static DEVICE u32 first_row() { return threadIdx.x / S::UNITS; }
   static DEVICE u32 unit() { return threadIdx.x % S::UNITS; }
   static DEVICE u32 piece_row() { return threadIdx.x / PIECES; }
   static DEVICE u32 piece() { return threadIdx.x % PIECES; }
   static DEVICE i64 row_bytes(int tile, u32 r) {
-    return static_cast<i64>(S::matrix_row(tile, r)) * (S::K / UNIT_K * 16);
+    return static_cast<i64>(S::matrix_row(tile, r)) * (S::K / S::UNIT_K * 16);
   }
 };
 
@@ -163,10 +192,10 @@ struct Copies {
 // what they hold reaches only columns that nobody reads.
 template <typename S>
 struct RowCopies {
-  static constexpr int COUNT = cdiv(X_ROWS * S::X_UNITS, THREADS);
+  static constexpr int COUNT = cdiv(S::X_STAGED * S::X_UNITS, THREADS);
   const Scalar* from[COUNT] = {};  // null: nothing to copy
 
-  DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= TILE_PICKS
+  DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= PICKS
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       from[i] = r(i) < size ? x + static_cast<i64>(row[r(i)]) * S::K + unit(i) * (16 / sizeof(Scalar)) : nullptr;
@@ -186,36 +215,37 @@ struct RowCopies {
 };
 
 template <typename S>
-DEVICE const Scale* scale_row(const u8* stage, int row, int k_warp) {
-  return reinterpret_cast<const Scale*>(stage + S::WEIGHT_BYTES + row * S::SCALE_STRIDE) + k_warp * S::WARP_GROUPS;
+DEVICE const typename S::Scale* scale_row(const u8* stage, int row, int k_warp) {
+  const u8* scales = stage + S::WEIGHT_BYTES + row * S::SCALE_STRIDE;
+  return reinterpret_cast<const typename S::Scale*>(scales) + k_warp * S::WARP_GROUPS;
 }
 
 #if DTYPE == 0
-constexpr float VALUE = 1.0f;
 // ---- float32 rows: column c of the warp's 32 rows stands in total[c], one row a lane -------------------------------
 
 template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const float* all, const int* rows, int slab) {
+DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const float* all, const int* rows, int slab,
+                     int = S::PARTS) {
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
-  const int row = m_warp * WARP_ROWS + lane_id();
+  const int row = m_warp * S::M_ROWS + lane_id();
   const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
-  constexpr int STEP = PACKED ? 8 : UNIT_K;  // inputs at a time: a word, or 16 bytes
+  constexpr int STEP = S::INT4 ? 8 : S::UNIT_K;  // inputs at a time: a word, or 16 bytes
 #pragma unroll 1
   for (int j = 0; j < S::WARP_K; j += STEP) {
-    const u8* from = stage + S::place(row, (k_warp * S::WARP_K + j) / UNIT_K);
+    const u8* from = stage + S::place(row, (k_warp * S::WARP_K + j) / S::UNIT_K);
     float weight[STEP];
-#if PACKED
-    const u32 word = *reinterpret_cast<const u32*>(from + j % UNIT_K / STEP * 4);
-    const float scale = to_float(scale_row<S>(stage, row, k_warp)[j / GROUP]);
+    if constexpr (S::INT4) {
+      const u32 word = *reinterpret_cast<const u32*>(from + j % S::UNIT_K / STEP * 4);
+      const float scale = to_float(scale_row<S>(stage, row, k_warp)[j / GROUP]);
 #pragma unroll
-    for (int i = 0; i < STEP; ++i) weight[i] = static_cast<float>(static_cast<int>(word >> (4 * i) & 15) - 8) * scale;
-#else
-    const Vec<float, 4> values = *reinterpret_cast<const Vec<float, 4>*>(from);
+      for (int i = 0; i < STEP; ++i) weight[i] = static_cast<float>(static_cast<int>(word >> (4 * i) & 15) - 8) * scale;
+    } else {
+      const Vec<float, 4> values = *reinterpret_cast<const Vec<float, 4>*>(from);
 #pragma unroll
-    for (int i = 0; i < STEP; ++i) weight[i] = values[i];
-#endif
+      for (int i = 0; i < STEP; ++i) weight[i] = values[i];
+    }
 #pragma unroll
-    for (int c = 0; c < TILE_PICKS; ++c) {
+    for (int c = 0; c < S::PICKS; ++c) {
       const float* x = all + static_cast<i64>(rows[c]) * S::K + first_k + j;
       float sum = 0;  // short sums that are added up round less than one long one
 #pragma unroll
@@ -229,34 +259,28 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const float* all, 
   }
 }
 
-template <typename Put>
-DEVICE void each_value(const float (&total)[TOTALS], Put put) {
+template <typename S, typename Put>
+DEVICE void each_value(const float (&total)[S::TOTALS], Put put) {
 #pragma unroll
-  for (int c = 0; c < TILE_PICKS; ++c) put(lane_id(), c, total[c]);
+  for (int c = 0; c < S::PICKS; ++c) put(lane_id(), c, total[c]);
 }
 
 #else
-// ---- 16-bit rows: tensor cores; 16 rows m stand in total[4 m ..] as an mma leaves them ---------------------------
+// ---- 16-bit rows: tensor cores; 16 rows m by 8 picks n stand in total[4 (M n + m) ..] as an mma leaves them ------
 
-constexpr int EIGHTS = WARP_ROWS / 8;  // a lane's rows: one of each eight
-
-#if !PACKED
-constexpr float VALUE = 1.0f;
-#elif DTYPE == 1
+#if DTYPE == 1
 constexpr u32 MAGIC = 0x42004200;    // 32 twice: the last bit of its mantissa is 1/4
 constexpr u32 SURPLUS = 0xC208C208;  // -(32 + 8/4) twice
-constexpr float VALUE = 4.0f;        // what 1 in a fragment stands for
 #else
 constexpr u32 MAGIC = 0x64006400;    // 1024
 constexpr u32 SURPLUS = 0xE408E408;  // -(1024 + 8)
-constexpr float VALUE = 1.0f;
 #endif
 
-// The lane's eight inputs of a group of its warp, in its row.
+// The lane's eight inputs of a group of its warp, in its row of the n-th eight.
 template <typename S>
-DEVICE uint4 load_x(const u8* stage, int k_warp, int group) {
+DEVICE uint4 load_x(const u8* stage, int k_warp, int group, int n = 0) {
   const int unit = (k_warp * S::WARP_GROUPS + group) * 4 + lane_id() % 4;
-  return *reinterpret_cast<const uint4*>(stage + S::place_x(lane_id() / 4 % X_ROWS, unit));
+  return *reinterpret_cast<const uint4*>(stage + S::place_x(8 * n + lane_id() / 4 % min(S::X_STAGED, 8), unit));
 }
 
 // d = A B + c.
@@ -271,7 +295,6 @@ DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-#if PACKED
 // (word & mask) | MAGIC, in one instruction: the compiler makes two, as only one of the constants fits into one.
 DEVICE u32 mask_or_magic(u32 word, u32 mask) {
   u32 pair;
@@ -308,20 +331,26 @@ DEVICE void widen(u32 (&pair)[4], u32 word) {
   }
 }
 
-template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Scalar*, const int*, int) {
+template <typename S, int EIGHTS>
+DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
+  using Scale = typename S::Scale;
+  constexpr int TOTALS = S::TOTALS;
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
-  const int row = m_warp * WARP_ROWS + g;
+  const int row = m_warp * S::M_ROWS + g;
   const u32 words = S::place(row, k_warp * S::WARP_GROUPS) + t * 4;
   static_assert(S::UNITS % S::WARP_GROUPS == 0 && S::place(8, 0) == 8 * S::UNITS * 16, "see the use of `words`");
-  struct alignas(sizeof(Scale) * S::WARP_GROUPS) Scales {
+  constexpr int SCALES_BYTES = sizeof(Scale) * S::WARP_GROUPS;
+  struct alignas(SCALES_BYTES < 16 ? SCALES_BYTES : 16) Scales {
     Scale of_group[S::WARP_GROUPS];
   } scales[EIGHTS];
 #pragma unroll
   for (int i = 0; i < EIGHTS; ++i) {
     scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp));
   }
+  constexpr int CHAIN_GROUPS = S::WARP_GROUPS / S::CHAINS;
+  float chain[TOTALS] = {};
+  float(&sum)[TOTALS] = S::CHAINS > 1 ? chain : total;
 #pragma unroll
   for (int j = 0; j < S::WARP_GROUPS; ++j) {
     u32 a[EIGHTS][4];  // of rows row + 8 i
@@ -345,65 +374,106 @@ DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Scalar*, con
       multiply_from(d, low[2], high[2], low[3], high[3], b[2], b[3], half_d);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        total[4 * m + i] = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], total[4 * m + i]);
+        sum[4 * m + i] = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], sum[4 * m + i]);
+      }
+    }
+    if (S::CHAINS > 1 && (j + 1) % CHAIN_GROUPS == 0) {
+#pragma unroll
+      for (int i = 0; i < TOTALS; ++i) {
+        total[i] += chain[i];
+        chain[i] = 0;
       }
     }
   }
 }
-#else
+
 template <typename S>
-DEVICE void multiply(float (&total)[TOTALS], const u8* stage, const Scalar*, const int*, int) {
+DEVICE void multiply_dense(float (&total)[S::TOTALS], const u8* stage) {
+  constexpr int M = S::EIGHTS / 2, N = S::PICKS / 8;
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int g = lane_id() / 4, t = lane_id() % 4;
-  const int row = m_warp * WARP_ROWS + g;
+  const int row = m_warp * S::M_ROWS + g;
 #pragma unroll
   for (int j = 0; j < S::WARP_GROUPS; ++j) {
     const int unit = (k_warp * S::WARP_GROUPS + j) * 4 + t;
-    const uint4 x = load_x<S>(stage, k_warp, j);
+    uint4 x[N];
 #pragma unroll
-    for (int m = 0; m < EIGHTS / 2; ++m) {
+    for (int n = 0; n < N; ++n) x[n] = load_x<S>(stage, k_warp, j, n);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
       const uint4 low = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m, unit));
       const uint4 high = *reinterpret_cast<const uint4*>(stage + S::place(row + 16 * m + 8, unit));
-      float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * m]);
-      multiply_add<Scalar>(d, {low.x, high.x, low.y, high.y}, x.x, x.y);
-      multiply_add<Scalar>(d, {low.z, high.z, low.w, high.w}, x.z, x.w);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        float(&d)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * (M * n + m)]);
+        multiply_add<Scalar>(d, {low.x, high.x, low.y, high.y}, x[n].x, x[n].y);
+        multiply_add<Scalar>(d, {low.z, high.z, low.w, high.w}, x[n].z, x[n].w);
+      }
+    }
+  }
+}
+
+template <typename S>
+DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const Scalar*, const int*, int,
+                     int parts = S::PARTS) {
+  if constexpr (!S::INT4) multiply_dense<S>(total, stage);
+  else if (parts == S::PARTS) multiply_packed<S, S::EIGHTS>(total, stage);
+  else multiply_packed<S, S::EIGHTS / S::PARTS>(total, stage);
+}
+
+// Calls put(row of the warp, column, value) for the lane's sums.
+template <typename S, typename Put>
+DEVICE void each_value(const float (&total)[S::TOTALS], Put put) {
+  constexpr int M = S::EIGHTS / 2;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+  for (int tile = 0; tile < M * S::PICKS / 8; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      put(tile % M * 16 + g + i / 2 * 8, tile / M * 8 + 2 * t + i % 2, total[4 * tile + i]);
     }
   }
 }
 #endif
 
-// Calls put(row of the warp, column, value) for the lane's sums.
-template <typename Put>
-DEVICE void each_value(const float (&total)[TOTALS], Put put) {
+// Stores what a WHOLE stage's warps have of the first `size` picks: store(target(pick), feature, value, 0).
+template <typename S, typename Target, typename Store>
+DEVICE void finish_whole(const float (&total)[S::TOTALS], int size, Target target, Store store) {
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-  for (int m = 0; m < EIGHTS / 2; ++m) {
+  for (int c = 0; c < 2; ++c) {
+    if (2 * t + c >= size) break;
+    const int to = target(2 * t + c);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) put(16 * m + g + i / 2 * 8, 2 * t + i % 2, total[4 * m + i]);
+    for (int i = 0; i < S::EIGHTS; ++i) {
+      store(to, warp_id() * S::M_ROWS + 8 * i + g, total[2 * i + c] * S::VALUE, 0.0f);
+    }
   }
 }
-#endif
 
 // Adds the warps' partial sums of the first `size` picks and stores them: store(pick, feature, gate or value, up).
 // `sums_at` holds SUM_BYTES that nobody reads any more.
 template <typename S, typename Store>
-DEVICE void finish(u8* sums_at, const float (&total)[TOTALS], int size, Store store) {
-  constexpr int WARP_FEATURES = S::GATED ? WARP_ROWS / 2 : WARP_ROWS;
-  auto sums = reinterpret_cast<float(*)[TILE_PICKS][PAD]>(sums_at);  // [WARPS]
-  each_value(total, [&](int row, int column, float value) {
+DEVICE void finish(u8* sums_at, const float (&total)[S::TOTALS], int size, Store store, int parts = S::PARTS) {
+  constexpr int HALF = S::PART_ROWS / 2, WARP_FEATURES = S::GATED ? HALF : S::M_ROWS;
+  auto sums = reinterpret_cast<float(*)[S::PICKS][S::PAD]>(sums_at);  // [WARPS]
+  each_value<S>(total, [&](int row, int column, float value) {
     if (column < size) sums[warp_id()][column][row] = value;
   });
   __syncthreads();
+  const int features = S::TILE_FEATURES * parts, shift = __ffs(features) - 1;
+  static_assert((S::TILE_FEATURES & (S::TILE_FEATURES - 1)) == 0, "a power of two");
 #pragma unroll 1
-  for (int o = threadIdx.x; o < S::TILE_FEATURES * size; o += THREADS) {
-    const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
-    const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
+  for (int o = threadIdx.x; o < features * size; o += THREADS) {
+    const int feature = o & (features - 1), column = o >> shift, inside = feature % S::TILE_FEATURES;
+    const int warp = inside / WARP_FEATURES * S::K_WARPS;
+    const int row = feature / S::TILE_FEATURES * S::PART_ROWS + inside % WARP_FEATURES;
     float value = 0, up = 0;
 #pragma unroll
     for (int w = 0; w < S::K_WARPS; ++w) {
       value += sums[warp + w][column][row];
-      if (S::GATED) up += sums[warp + w][column][row + WARP_FEATURES];
+      if (S::GATED) up += sums[warp + w][column][row + HALF];
     }
-    store(column, feature, value * VALUE, up * VALUE);
+    store(column, feature, value * S::VALUE, up * S::VALUE);
   }
 }

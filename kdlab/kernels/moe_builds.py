@@ -15,10 +15,11 @@ _WARPS, _TILE_PICKS = THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
 MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
-_MANY_EIGHTS, _MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 6, 64, 4, 128, 3  # of moe_many_rows.cu
-MANY_BLOCKS, MANY_THREADS = 2, 32 * _MANY_WARPS  # blocks of a multiprocessor
-MANY_ROWS = 129
-"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu: measured, see `moe_path`."""
+_MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 64, 4, 128, 3  # of moe_many_rows.cu
+MANY_THREADS = 32 * _MANY_WARPS
+MANY_ROWS, WIDE_ROWS = 161, 1153
+"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles: as measured on an
+H200 with k = 8 of 384 experts, where 24 picks, a narrow tile, are 1,152 rows spread evenly."""
 Path = Literal["row", "rows", "many"]
 
 
@@ -30,6 +31,7 @@ def moe_path(
     width: int,
     inner: int,
     num_experts: int,
+    shared: int = 0,
 ) -> tuple[Path, jit.Build]:
     """Return which kernels run, and their build: the host knows shapes and the number of rows, never who picks whom.
 
@@ -48,23 +50,50 @@ def moe_path(
         if row is not None:
             return "row", row
     if num_rows >= MANY_ROWS and scale is not None and dtype in MMA_DTYPES:
-        return "many", many_build(dtype, scale, *shape)
-    return "rows", rows_build(dtype, scale, *shape)
+        return "many", many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
+    return "rows", rows_build(dtype, scale, *shape, shared)
 
 
 @functools.lru_cache(maxsize=64)
-def rows_build(dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int) -> jit.Build:
-    """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None)."""
-    warp_rows = 64 if scale is not None and dtype != torch.float32 else 32  # wide weights would make a stage too large
-    needed = [_stage_bytes(dtype, scale, inputs, warp_rows, _TILE_PICKS) for inputs in (width, inner)]
-    sums = _sum_bytes(warp_rows)
-    stages = min(_MAX_STAGES, _RING_BYTES // max(needed))
-    with_sums = [size for size in (stages * stage + sums for stage in needed) if size <= _RING_BYTES]
-    ring = max([stages * max(needed), *with_sums])
+def rows_build(
+    dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int, shared: int = 0
+) -> jit.Build:
+    """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None).
+
+    Args:
+        dtype: of the rows, and of dense weights.
+        scale: of the scales.
+        width: D.
+        inner: I.
+        num_experts: E.
+        shared: inner width of the shared expert, 0 without one.
+    """
+    narrow = dtype != torch.float32
+    # A warp of `down` that has all inputs of its rows needs no sums of other warps, where these inputs are few.
+    whole = scale is not None and narrow and inner in (128, 256)
+    whole = whole and 2 * _stage_bytes(dtype, scale, inner, 32, whole=True) <= _RING_BYTES
+    rows = 64 if scale is not None and narrow else 32  # wide weights would make a stage too large
+    down_rows = 32 if whole else rows
+    shared_rows, picks = (16, 2 * _TILE_PICKS) if narrow else (32, _TILE_PICKS)
+    slabs = {  # bytes of a slab, and of the warps' sums that may stand behind all slabs
+        "UP": (_stage_bytes(dtype, scale, width, rows), _sum_bytes(rows)),
+        "DOWN": (_stage_bytes(dtype, scale, inner, down_rows, whole=whole), 0 if whole else _sum_bytes(rows)),
+        "SHARED_UP": (_stage_bytes(dtype, None, width, shared_rows, picks), _sum_bytes(shared_rows, picks)),
+        "SHARED_DOWN": (_stage_bytes(dtype, None, shared or INT4_GROUP, 32, picks), _sum_bytes(32, picks)),
+    }
+    stages = {name: min(_MAX_STAGES, _RING_BYTES // size) for name, (size, _) in slabs.items()}
+    rings = [stages[name] * size + more for name, (size, sums) in slabs.items() for more in (0, sums)]
+    ring = max(size for size in rings if size <= _RING_BYTES)
     defines = _constants(dtype, scale, width, inner, num_experts) | {
-        "WARP_ROWS": warp_rows,
+        "UP_ROWS": rows,
+        "DOWN_ROWS": down_rows,
         "X_ROWS": _TILE_PICKS,
-        "STAGES": stages,
+        "WHOLE_DOWN": int(whole),
+        "SHARED_WIDTH": shared,
+        "SHARED_UP_ROWS": shared_rows,
+        "SHARED_DOWN_ROWS": 32,
+        "SHARED_PICKS": picks,
+        **{f"{name}_STAGES": count for name, count in stages.items()},
         "RING_BYTES": ring,
         "BLOCKS_PER_SM": blocks_per_sm(dtype),
     }
@@ -91,10 +120,18 @@ def blocks_per_sm(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.float32 else _BLOCKS_PER_SM
 
 
-def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int, warp_rows: int, x_rows: int) -> int:
+def _stage_bytes(
+    dtype: torch.dtype,
+    scale: torch.dtype | None,
+    inputs: int,
+    warp_rows: int,
+    x_rows: int = _TILE_PICKS,
+    *,
+    whole: bool = False,
+) -> int:
     """Return the bytes of `Stage` in moe_weights.cuh, which asserts that they are enough."""
     packed, narrow = scale is not None, dtype != torch.float32
-    warp_inputs = math.gcd(inputs, 64 if packed else 32)
+    warp_inputs = inputs if whole else math.gcd(inputs, 64 if packed else 32)
     k_warps = math.gcd(inputs // warp_inputs, _WARPS)
     rows, slab = warp_rows * _WARPS // k_warps, warp_inputs * k_warps
     size = rows * slab // 2 if packed else rows * slab * dtype.itemsize
@@ -103,12 +140,12 @@ def _stage_bytes(dtype: torch.dtype, scale: torch.dtype | None, inputs: int, war
         size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
     if narrow:
         size += x_rows * slab * dtype.itemsize
-    return -(-max(size, _sum_bytes(warp_rows)) // 128) * 128
+    return -(-max(size, _sum_bytes(warp_rows, max(x_rows, _TILE_PICKS))) // 128) * 128
 
 
-def _sum_bytes(warp_rows: int) -> int:
+def _sum_bytes(warp_rows: int, picks: int = _TILE_PICKS) -> int:
     """Return the bytes of all warps' partial sums, SUM_BYTES in the source."""
-    return _WARPS * _TILE_PICKS * (warp_rows + 4) * 4
+    return _WARPS * picks * (warp_rows + 4) * 4
 
 
 @functools.lru_cache(maxsize=16)
@@ -137,35 +174,41 @@ def row_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, nu
     return jit.Build("moe_one_row.cu", tuple(defines.items()), shared_bytes=dynamic)
 
 
-@functools.lru_cache(maxsize=16)
-def many_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build:
-    """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of a dtype."""
-    ring = max(_many_ring_bytes(scale, inputs) for inputs in (width, inner))
+@functools.lru_cache(maxsize=32)
+def many_build(
+    dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int, *, wide: bool
+) -> jit.Build:
+    """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of a dtype.
+
+    Wide tiles are for many picks an expert; narrow ones leave registers for a third block. Results have equal bits.
+    """
+    eights, blocks = (6, 2) if wide else (3, 3)
+    ring = max(_many_ring_bytes(scale, inputs, eights) for inputs in (width, inner))
     defines = _constants(dtype, scale, width, inner, num_experts) | {
-        "TILE_EIGHTS": _MANY_EIGHTS,
+        "TILE_EIGHTS": eights,
         "WARP_ROWS": _MANY_WARP_ROWS,
         "WARPS": _MANY_WARPS,
         "SLAB_INPUTS": _MANY_SLAB,
         "STAGES": _MANY_STAGES,
         "RING_BYTES": ring,
-        "BLOCKS_PER_SM": MANY_BLOCKS,
+        "BLOCKS_PER_SM": blocks,
     }
     dynamic = (("moe_many_plan", 0), ("moe_many_gate_up", ring), ("moe_many_down", ring), ("moe_many_sum", 0))
     return jit.Build("moe_many_rows.cu", tuple(defines.items()), shared_bytes=dynamic)
 
 
-def _many_ring_bytes(scale: torch.dtype, inputs: int) -> int:
+def _many_ring_bytes(scale: torch.dtype, inputs: int, eights: int) -> int:
     """Return the bytes of all stages, and of the scales behind them, in moe_many_rows.cu, which asserts the sum."""
     slab, rows = math.gcd(inputs, _MANY_SLAB), _MANY_WARPS * _MANY_WARP_ROWS
     scale_bytes = slab // INT4_GROUP * scale.itemsize
     span = 2 if inputs // slab % 2 == 0 and scale_bytes == 8 else 1
     scale_stages = -(-(_MANY_STAGES - 1) // span) + 1
-    return _MANY_STAGES * (rows * slab // 2 + 8 * _MANY_EIGHTS * slab * 2) + scale_stages * rows * span * scale_bytes
+    return _MANY_STAGES * (rows * slab // 2 + 8 * eights * slab * 2) + scale_stages * rows * span * scale_bytes
 
 
-def most_tiles(num_picks: int, num_experts: int) -> int:
+def most_tiles(num_picks: int, num_experts: int, tile_picks: int) -> int:
     """Return how many tiles moe_many_plan makes of so many picks at most, whoever picks whom."""
-    return num_picks // (8 * _MANY_EIGHTS) + min(num_picks, num_experts)
+    return num_picks // tile_picks + min(num_picks, num_experts)
 
 
 def row_features(inputs: int, *, gated: bool) -> int:
@@ -176,7 +219,9 @@ def row_features(inputs: int, *, gated: bool) -> int:
 
 _K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
 BUILDS = tuple(
-    rows_build(dtype, torch.bfloat16 if packed else None, _K26[0], inner, _K26[1] if packed else 1)
+    rows_build(dtype, torch.bfloat16, _K26[0], inner, _K26[1], inner)
+    if packed
+    else rows_build(dtype, None, _K26[0], inner, 1)
     for dtype, inners in ((torch.bfloat16, (2048, 256)), (torch.float16, (2048,)), (torch.float32, (2048,)))
     for inner in inners
     for packed in (True, False)
@@ -184,5 +229,9 @@ BUILDS = tuple(
 _ROW = row_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
 BUILDS += () if _ROW is None else (_ROW,)
 # One rank of 8 with a slice of each expert, or with whole experts; and the widest stage.
-BUILDS += tuple(many_build(torch.bfloat16, torch.bfloat16, _K26[0], *held) for held in ((256, 384), (2048, 48)))
-BUILDS += (many_build(torch.float16, torch.float32, _K26[0], 2048, 384),)
+BUILDS += tuple(
+    many_build(torch.bfloat16, torch.bfloat16, _K26[0], *held, wide=wide)
+    for held in ((256, 384), (2048, 48))
+    for wide in (False, True)
+)
+BUILDS += (many_build(torch.float16, torch.float32, _K26[0], 2048, 384, wide=True),)

@@ -182,7 +182,8 @@ def _moe_int4(
         alone = rows_build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
         shared = ExpertSet(alone, None, shared_gate_up, None, shared_down, None)
     scale = None if gate_up_scale is None else gate_up_scale.dtype
-    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, width, inner, num_experts)
+    shared_inner = 0 if shared is None else shared.inner
+    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, width, inner, num_experts, shared_inner)
     routed = ExpertSet(build, expert_ids, gate_up, gate_up_scale, down, down_scale)
     return RUN[path](x, weights, routed, shared)
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kdlab.kernels import jit
 from kdlab.kernels.moe_builds import (
-    MANY_BLOCKS,
     MANY_THREADS,
     THREADS,
     Path,
@@ -38,16 +37,14 @@ class ExpertSet(NamedTuple):
 
 
 def _run_rows(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for any number of rows. The shared expert's products stand where they can run beside the routed ones."""
+    """Launch for any number of rows; the shared expert's products are units beside those of the routed ones."""
     (num_rows, width), top_k = x.shape, weights.shape[1]
     slots = top_k + (shared is not None)
     out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
     hidden = x.new_empty(num_rows, top_k, routed.inner)
-    shared_hidden = _shared_up(x, shared)
-    _gate_up(routed, x, hidden, beside=shared is not None)
-    _down(routed, hidden, parts, first_slot=0, beside=False)
-    if shared is not None and shared_hidden is not None:
-        _down(shared, shared_hidden, parts, first_slot=top_k, beside=True)
+    shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
+    _gate_up(routed, x, hidden, shared, shared_hidden)
+    _down(routed, hidden, parts, shared, shared_hidden)
     grid = (num_rows, -(-width // (4 * THREADS)))
     _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
     return out
@@ -64,7 +61,7 @@ def _run_row(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | 
     grid = top_k * -(-routed.inner // row_features(width, gated=True))
     _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
     if shared is not None and shared_hidden is not None and part is not None:
-        _down(shared, shared_hidden, part, first_slot=0, beside=False)
+        _down(shared, shared_hidden, part)
     grid = -(-width // row_features(routed.inner, gated=False))
     _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
     return out
@@ -75,13 +72,15 @@ def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     (num_rows, width), top_k = x.shape, weights.shape[1]
     ids, build, num_picks = routed.ids, routed.build, num_rows * top_k
     assert ids is not None
+    constants, num_experts = dict(build.defines), routed.gate_up.shape[0]
     order = ids.new_empty(num_picks)
-    tiles = ids.new_empty(1 + most_tiles(num_picks, routed.gate_up.shape[0]), _TILE_WORDS)
+    most = most_tiles(num_picks, num_experts, 8 * int(constants["TILE_EIGHTS"]))
+    tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
     hidden, parts = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width)
     added = None
     if shared is not None:
         added = skinny_linear(skinny_linear(x, shared.gate_up[0], gated=True), shared.down[0])
-    blocks, plan = MANY_BLOCKS * jit.num_sms(x.device), (tiles, order)
+    blocks, plan = int(constants["BLOCKS_PER_SM"]) * jit.num_sms(x.device), (tiles, order)
     _launch(build, "moe_many_plan", 1, ids, order, tiles, num_picks, threads=_PLAN_THREADS)
     matrix = (routed.gate_up, routed.gate_up_scale)
     _launch(build, "moe_many_gate_up", blocks, x, *plan, *matrix, hidden, top_k, threads=MANY_THREADS)
@@ -96,18 +95,24 @@ def _shared_up(x: Tensor, shared: ExpertSet | None) -> Tensor | None:
     if shared is None:
         return None
     hidden = x.new_empty(x.shape[0], 1, shared.inner)
-    _gate_up(shared, x, hidden, beside=False)
+    _gate_up(shared, x, hidden)
     return hidden
 
 
-def _gate_up(one: ExpertSet, x: Tensor, hidden: Tensor, *, beside: bool) -> None:
-    sizes = (*hidden.shape[:2], int(beside))
-    _launch(one.build, "moe_gate_up", _num_blocks(x), x, one.ids, one.gate_up, one.gate_up_scale, hidden, *sizes)
+def _gate_up(
+    one: ExpertSet, x: Tensor, hidden: Tensor, shared: ExpertSet | None = None, shared_hidden: Tensor | None = None
+) -> None:
+    beside = None if shared is None else shared.gate_up
+    args = (x, one.ids, one.gate_up, one.gate_up_scale, beside, hidden, shared_hidden, *hidden.shape[:2])
+    _launch(one.build, "moe_gate_up", _num_blocks(x), *args)
 
 
-def _down(one: ExpertSet, hidden: Tensor, parts: Tensor, *, first_slot: int, beside: bool) -> None:
-    sizes = (*hidden.shape[:2], parts.shape[1], first_slot, int(beside))
-    _launch(one.build, "moe_down", _num_blocks(hidden), hidden, one.ids, one.down, one.down_scale, parts, *sizes)
+def _down(
+    one: ExpertSet, hidden: Tensor, parts: Tensor, shared: ExpertSet | None = None, shared_hidden: Tensor | None = None
+) -> None:
+    beside = None if shared is None else shared.down
+    args = (hidden, shared_hidden, one.ids, one.down, one.down_scale, beside, parts, *hidden.shape[:2], parts.shape[1])
+    _launch(one.build, "moe_down", _num_blocks(hidden), *args)
 
 
 def _num_blocks(rows: Tensor) -> int:

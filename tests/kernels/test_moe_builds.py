@@ -37,4 +37,4 @@ def test_shared_memory_fits_the_smallest_card():
     builds = [*BUILDS, rows_build(F16, F32, 64, 1024, 5), rows_build(F32, None, 4096, 4096, 8)]
     for build in builds:
         assert max(size for _, size in build.shared_bytes) <= 100_000  # of 101,376, the rest is static
-        assert dict(build.defines)["STAGES"] >= 2
+        assert all(count >= 2 for name, count in build.defines if name.endswith("STAGES"))

@@ -124,10 +124,10 @@ def _compiled():
     """Compile what these tests launch side by side: one after another takes longer than all the rest."""
     if not torch.cuda.is_available():
         return
-    builds = {rows_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
+    builds = {rows_build(dtype, scale, 256, 128, 24, shared) for dtype, scale in FORMATS for shared in (0, 128)}
     builds |= {rows_build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
     builds |= {rows_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
-    builds |= {rows_build(BF16, BF16, 7168, 256, 384), rows_build(BF16, None, 7168, 256, 1)}
+    builds |= {rows_build(BF16, BF16, 7168, 256, 384, 256), rows_build(BF16, None, 7168, 256, 1)}
     builds |= {row_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
     builds |= {row_build(BF16, BF16, 7168, 256, 384)} - {None}
     jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
@@ -136,7 +136,7 @@ def _compiled():
 @gpu
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_rows_around_every_tile_edge(num_rows):
-    assert_right(new_case(num_rows, device="cuda"))
+    assert_right(new_case(num_rows, shared=True, device="cuda"))
 
 
 @gpu
