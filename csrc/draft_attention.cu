@@ -11,6 +11,7 @@
 //        of the visible key tiles of 64; two groups of four warps hold 16 rows a warp and take 32 keys of each tile.
 //        The groups copy for themselves and run apart until the end, so that one multiplies while the other loads.
 //   ref  kernels/reference/draft.py:draft_attention | test tests/kernels/test_draft_attention.py | sm_80 and up
+#include "fresh.cuh"
 #include "mma.cuh"
 #include "named_barriers.cuh"
 
@@ -346,16 +347,15 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 2)
                     float* __restrict__ o_partial, float2* __restrict__ stats_partial, i64 q_stream, i64 k_stream,
                     i64 v_stream, i64 context_stream, int q_row, int k_row, int v_row, int num_slots, int num_heads,
                     int num_kv_heads, int group, int row_tiles, int num_rows, int window, int causal, int num_splits,
-                    float per_group, float per_row_tile, float per_split, float scale_log2) {
+                    float per_group, float per_row_tile, float per_split, float scale_log2, int past_is_old) {
   extern __shared__ __align__(128) u8 memory[];
   Plan& plan = *reinterpret_cast<Plan*>(memory);
   const Sizes sizes{num_slots, num_heads, num_kv_heads, group,     row_tiles,    num_rows,
                     window,    causal,    num_splits,   per_group, per_row_tile, per_split};
   const Unit unit(sizes, blockIdx.y, blockIdx.z);
   const Copier copier;
-  grid_dependency_wait();
-  grid_dependency_launch();  // not before the wait: draft_merge reads `starts` ahead of its own
-  const Share share(sizes, starts[unit.stream]);
+  if (!past_is_old) grid_dependency_wait();
+  const Share share(sizes, load_fresh(starts + unit.stream));
   const int first = blockIdx.x * share.tiles_each, count = min(share.num_tiles - first, share.tiles_each);
   if (count <= 0) return;
   if (threadIdx.x < Config::GROUPS) named_barrier_init(1 + threadIdx.x, Config::GROUP_THREADS);
@@ -368,14 +368,20 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 2)
                      block_k + unit.stream * k_stream + unit.kv_head * Config::D,
                      block_v + unit.stream * v_stream + unit.kv_head * Config::D,
                      num_kv_heads * Config::D, q_row, k_row, v_row};
+  const int first_key = share.first + first * Config::TILE_KEYS + group_of_warps * Config::GROUP_KEYS;
+  // Keys of the context come while the kernel ahead makes queries.
+  const bool has_begun = past_is_old && first_key + Config::GROUP_KEYS <= share.start;
+  if (has_begun) copier.keys_from(from, share, first_key, stages[0]);
+  if (past_is_old) grid_dependency_wait();
+  grid_dependency_launch();  // not before the wait: draft_merge reads `starts` ahead of its own
   copier.queries(from, sizes, unit, queries);
   const bool has_rows = Row(sizes, unit, row_warp * 16).used;
   State state;
   begin(state, sizes, unit, share, row_warp);
-  const int first_key = share.first + first * Config::TILE_KEYS + group_of_warps * Config::GROUP_KEYS;
+  if (has_begun) copy_async_commit();
   // Rounds below 0 only start copies: one piece of code for them, as a cold start reads it from far away.
 #pragma unroll 1
-  for (int i = 1 - Config::STAGES; i < count; ++i) {
+  for (int i = has_begun ? 2 - Config::STAGES : 1 - Config::STAGES; i < count; ++i) {
     if (i >= 0) {
       copy_async_wait<Config::STAGES - 2>();
       if (i == 0) {
@@ -423,8 +429,8 @@ struct Partial {
   }
 };
 
-// Warps of a row add up parts w, w + row_warps, ...; then the first adds their sums in order. Grid (blocks of
-// MERGE_WARPS / row_warps rows of a tile, G tiles, S), as draft_attention's otherwise.
+// Warps of a row add up parts w, w + row_warps, ...; then the first adds their sums, which lanes have weighed at once.
+// Grid (blocks of MERGE_WARPS / row_warps rows of a tile, G tiles, S), as draft_attention's otherwise.
 extern "C" __global__ void __launch_bounds__(MERGE_WARPS* WARP)
     draft_merge(const float* __restrict__ o_partial, const float2* __restrict__ stats_partial,
                 const i32* __restrict__ starts, Scalar* __restrict__ o, int num_slots, int num_heads, int num_kv_heads,
@@ -438,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_WARPS* WARP)
   const int row = (blockIdx.x * MERGE_WARPS + warp_id()) / row_warps, member = warp_id() % row_warps;
   const Row at(sizes, unit, row);
   // draft_attention started after `starts` was written, and this after draft_attention.
-  const Share share(sizes, starts[unit.stream]);
+  const Share share(sizes, load_fresh(starts + unit.stream));
   const int num_parts = share.num_parts();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -469,10 +475,18 @@ extern "C" __global__ void __launch_bounds__(MERGE_WARPS* WARP)
   if (lane_id() == 0) stats[warp_id()] = make_float2(total.best, total.sum);
   __syncthreads();
   if (member > 0 || !at.used) return;
-#pragma unroll 8
-  for (int other = 1; other < row_warps; ++other)
-    total.add(stats[warp_id() + other], sums[warp_id() + other][lane_id()]);
+  const int count = min(row_warps, num_parts);
+  const float2 theirs = lane_id() < count ? stats[warp_id() + lane_id()] : make_float2(-INFINITY_F32, 0.0f);
+  const float weight = exp2f(theirs.x - finite(warp_max(theirs.x))), sum = warp_sum(theirs.y * weight);
+  float added[EACH] = {};
+#pragma unroll 4
+  for (int other = 0; other < count; ++other) {
+    const float share = __shfl_sync(FULL_MASK, weight, other);
+    const Vec<float, EACH> values = sums[warp_id() + other][lane_id()];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) added[i] += values[i] * share;
+  }
   Scalar* to = o + output_of(sizes, unit, at) + lane_id() * EACH;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) to[i] = from_float<Scalar>(total.values[i] / total.sum);
+  for (int i = 0; i < EACH; ++i) to[i] = from_float<Scalar>(added[i] / sum);
 }

@@ -13,7 +13,6 @@ from kdlab.kernels import reference
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel, num_sms
-from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 
 HEAD_DIMS = (32, 64, 128)
@@ -51,6 +50,7 @@ def draft_attention(
     *,
     window: int | None,
     causal: bool,
+    past_is_old: bool = False,
     impl: str = "auto",
 ) -> Tensor:
     """Attend a block's slots to the context before it and to the block itself.
@@ -64,6 +64,8 @@ def draft_attention(
             its slot 0; on a GPU cut to 0..P.
         window: a slot sees keys less than this far to either side, itself included; None for all.
         causal: a slot does not see later ones.
+        past_is_old: nothing has written keys, values or start since the kernel ahead in the stream began: the kernel
+            reads them before that one has ended.
         impl: "auto" is the kernel where `has_kernel` says so, else the reference; "cuda" or "reference" run or raise.
 
     Returns:
@@ -74,23 +76,15 @@ def draft_attention(
         only). UnsupportedDevice: "cuda" on a device without the kernel. NotSupported: "cuda" for a dtype or a width
         that the kernel does not have.
     """
-    window = None if window is None else check_int("window", window, minimum=1)
-    if not _runs_kernel(q, k, v, keys, values, start, impl):
-        return reference.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
-    return _draft_attention(q, k, v, keys, values, start, min(window or ALL, ALL), causal)
-
-
-@by_layout
-def _runs_kernel(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: Tensor, impl: str) -> bool:
-    """Check the arguments of `draft_attention`; say whether the kernel runs."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
+    window = None if window is None else check_int("window", window, minimum=1)
     _check(q, k, v, keys, values, start)
     if impl == "auto":
         impl = "cuda" if has_kernel(q.shape[-1], q.dtype, q.device) else "reference"
     if impl == "reference":
-        return False
+        return reference.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
     _check_for_kernel(q, k, v, keys, values, start)
-    return True
+    return _draft_attention(q, k, v, keys, values, start, min(window or ALL, ALL), causal, past_is_old)
 
 
 def has_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -175,7 +169,15 @@ def _check_for_kernel(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Ten
 
 @cuda_op("draft_attention")
 def _draft_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: Tensor, window: int, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: Tensor,
+    window: int,
+    causal: bool,
+    past_is_old: bool,
 ) -> Tensor:
     for name, tensor in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
         if tensor.data_ptr() % _ALIGNMENT:
@@ -202,6 +204,7 @@ def _draft_attention(
         *(q, k, v, keys, values, start, o, o_partial, stats),
         *map(np.int64, streams),
         *(*rows, *sizes, int(causal), splits, *reciprocals, math.log2(math.e) * head_dim**-0.5),
+        int(past_is_old),
         shared_bytes=_shared_bytes(head_dim),
         overlap=True,
     )

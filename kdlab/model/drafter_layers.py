@@ -108,7 +108,9 @@ class DraftAttention(nn.Module):
             rotated = head_norm_rope(both, *tables, start, num_queries=heads, eps=self.eps, impl=ops)
             q, k = rotated.split((heads, kv_heads), dim=2)
             past = context.keys[self.layer], context.values[self.layer]
-            o = draft_attention(q, k, v, *past, start, window=self.window, causal=self.causal, impl=ops)
+            o = draft_attention(
+                q, k, v, *past, start, window=self.window, causal=self.causal, past_is_old=True, impl=ops
+            )
         with stage("draft layers"):
             return skinny_linear(o.reshape(len(x), -1), self.out, impl=ops)
 

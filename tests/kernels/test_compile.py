@@ -102,6 +102,7 @@ STARTING = {"add_norm", "norm_rope", "norm_rows", "router_choose"}
 STARTING |= {"skinny_linear", "skinny_linear_columns", "verify_parts"}
 """Kernels that let the next one begin before they have waited themselves: it may run beside the one two ahead."""
 AHEAD = {
+    "head_norm_rope": "draft_attention",
     "draft_attention": "draft_merge",
     "moe_gate_up": "moe_down",
     "moe_down": "moe_sum",

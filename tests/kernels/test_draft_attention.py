@@ -33,8 +33,8 @@ class Case:
     def tensors(self):
         return self.q, self.k, self.v, self.keys, self.values, self.start
 
-    def run(self, impl="auto"):
-        return draft_attention(*self.tensors(), window=self.window, causal=self.causal, impl=impl)
+    def run(self, impl="auto", **options):
+        return draft_attention(*self.tensors(), window=self.window, causal=self.causal, impl=impl, **options)
 
     def map(self, change):
         changed = (change(t) if t.is_floating_point() else t for t in self.tensors())
@@ -297,4 +297,4 @@ def test_nothing_waits_for_the_gpu():
 @gpu
 def test_opcheck():
     case = new_case((9, 3), dtype=torch.bfloat16, device="cuda")
-    torch.library.opcheck(torch.ops.kdlab.draft_attention.default, (*case.tensors(), 100, True))
+    torch.library.opcheck(torch.ops.kdlab.draft_attention.default, (*case.tensors(), 100, True, False))
