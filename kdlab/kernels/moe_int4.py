@@ -31,8 +31,9 @@ def moe_int4(
 ) -> Tensor:
     """Run each row through its k experts (SwiGLU), and the shared one if given, and add the weighted results.
 
-    A row's result does not depend on the other rows, bit for bit; only from MANY_ROWS rows on it has other bits than
-    with fewer, as other kernels run (`moe_builds.moe_path`). On a GPU nothing waits for the host.
+    A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are in one way:
+    from MANY_ROWS rows on other kernels run (`moe_builds.moe_path`), and the shared expert is `skinny_linear`'s. On a
+    GPU nothing waits for the host.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).

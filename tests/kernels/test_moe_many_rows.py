@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kdlab.kernels import jit
-from kdlab.kernels.moe_builds import MANY_ROWS, many_build, moe_path, most_tiles, rows_build
+from kdlab.kernels.moe_builds import MANY_ROWS, WIDE_ROWS, many_build, moe_path, most_tiles
 from kdlab.kernels.moe_int4 import moe_int4
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_pick_at_a_time, skipping
@@ -12,28 +12,31 @@ from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_
 gpu = pytest.mark.gpu
 FORMATS = [(BF16, BF16), (BF16, F16), (F16, F32), (F16, F16)]
 WIDTHS = [(96, 32, BF16), (160, 96, F16), (64, 1024, F32)]
-COUNTS = (0, 1, 7, 8, 9, 16, 17, 40, 41, 47, 48, 49, 95, 96, 97, 145)
+COUNTS = (0, 1, 7, 8, 9, 16, 17, 23, 24, 25, 40, 41, 47, 48, 49, 71, 72, 73, 95, 96, 97, 145)
 """Picks of an expert around every edge of eights and tiles."""
+BOTH = pytest.mark.parametrize("num_rows", [MANY_ROWS, WIDE_ROWS])
 # ---- on the CPU ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_rows", [2, MANY_ROWS - 1, MANY_ROWS, 2080])
+@pytest.mark.parametrize("num_rows", [2, MANY_ROWS - 1, MANY_ROWS, WIDE_ROWS - 1, WIDE_ROWS, 2080])
 def test_the_path_of_int4_experts_depends_on_the_number_of_rows(num_rows):
     for shape in ((7168, 256, 384), (7168, 2048, 48), (256, 128, 24)):
         path, build = moe_path(num_rows, 8, BF16, BF16, *shape)
         assert (path == "many") == (num_rows >= MANY_ROWS)
         assert (build.file == "moe_many_rows.cu") == (path == "many")
+        if path == "many":
+            assert build == many_build(BF16, BF16, *shape, wide=num_rows >= WIDE_ROWS)
         assert moe_path(num_rows, 8, BF16, None, *shape)[0] == "rows"
         assert moe_path(num_rows, 8, F32, BF16, *shape)[0] == "rows"
 
 
-def test_the_table_has_room_for_every_tile():
-    eights = dict(many_build(BF16, BF16, 256, 128, 24).defines)["TILE_EIGHTS"]
+@pytest.mark.parametrize("eights", [3, 6])
+def test_the_table_has_room_for_every_tile(eights):
     for seed in range(50):
         counts = torch.randint(0, 1 + 3 * seed, (24,), generator=torch.Generator().manual_seed(seed))
         tiles = [-(-n // (8 * eights)) for n in counts.tolist()]
-        assert sum(tiles) <= most_tiles(int(counts.sum()), 24)
-    assert most_tiles(24 * 8 * eights + 24, 24) >= 48  # a full tile and one more pick for everyone
+        assert sum(tiles) <= most_tiles(int(counts.sum()), 24, 8 * eights)
+    assert most_tiles(24 * (8 * eights + 1), 24, 8 * eights) >= 48  # a full tile and one more pick for everyone
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------------------------
@@ -44,9 +47,9 @@ def _compiled():
     """Compile what these tests launch side by side."""
     if not torch.cuda.is_available():
         return
-    builds = {many_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS}
-    builds |= {many_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
-    builds |= {many_build(BF16, BF16, 7168, 256, 96), rows_build(BF16, BF16, 256, 128, 24)}
+    shapes = [(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS] + [(BF16, BF16, 7168, 256, 96)]
+    shapes += [(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS]
+    builds = [many_build(*shape, wide=wide) for shape in shapes for wide in (False, True)]
     jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
 
 
@@ -62,15 +65,16 @@ def counted(case, counts=COUNTS):
 
 
 @gpu
-@pytest.mark.parametrize("num_rows", [MANY_ROWS, MANY_ROWS + 1, 264, 1025])
+@pytest.mark.parametrize("num_rows", [MANY_ROWS, MANY_ROWS + 1, 264, WIDE_ROWS - 1, WIDE_ROWS, 2080])
 def test_many_rows(num_rows):
     assert_right(new_case(num_rows, device="cuda"))
     assert_right(new_case(num_rows, shared=True, device="cuda"))
 
 
 @gpu
-def test_experts_with_any_number_of_picks():
-    case = counted(new_case(MANY_ROWS + 60, device="cuda"))
+@pytest.mark.parametrize("num_rows", [MANY_ROWS + 92, WIDE_ROWS])
+def test_experts_with_any_number_of_picks(num_rows):
+    case = counted(new_case(num_rows, device="cuda"))
     found = torch.bincount(case["expert_ids"].flatten().long() + 1, minlength=25)[1:]
     assert found.tolist()[: len(COUNTS)] == list(COUNTS)
     out = moe_int4(**case)
@@ -78,7 +82,7 @@ def test_experts_with_any_number_of_picks():
 
 
 @gpu
-@pytest.mark.parametrize("num_rows", [MANY_ROWS, 1025])
+@BOTH
 def test_all_rows_with_one_expert(num_rows):
     case = new_case(num_rows, device="cuda")
     case["expert_ids"][:] = 23
@@ -86,35 +90,46 @@ def test_all_rows_with_one_expert(num_rows):
 
 
 @gpu
+@BOTH
 @pytest.mark.parametrize(("dtype", "scale"), FORMATS, ids=str)
-def test_every_format(dtype, scale):
-    assert_right(new_case(MANY_ROWS, dtype=dtype, scale=scale, device="cuda"))
+def test_every_format(dtype, scale, num_rows):
+    assert_right(new_case(num_rows, dtype=dtype, scale=scale, device="cuda"))
 
 
 @gpu
+@BOTH
 @pytest.mark.parametrize(("width", "inner", "scale"), WIDTHS, ids=str)
-def test_widths_that_fill_no_tile(width, inner, scale):
-    assert_right(new_case(MANY_ROWS, dtype=F16, scale=scale, width=width, inner=inner, num_experts=5, device="cuda"))
+def test_widths_that_fill_no_tile(width, inner, scale, num_rows):
+    assert_right(new_case(num_rows, dtype=F16, scale=scale, width=width, inner=inner, num_experts=5, device="cuda"))
 
 
 @gpu
-def test_k26_width_of_one_rank():
-    assert_right(new_case(264, width=7168, inner=256, num_experts=96, top_k=8, shared=True, device="cuda"))
+@pytest.mark.parametrize("num_rows", [264, WIDE_ROWS])
+def test_k26_width_of_one_rank(num_rows):
+    assert_right(new_case(num_rows, width=7168, inner=256, num_experts=96, top_k=8, shared=True, device="cuda"))
+
+
+def in_company(case, total, seed, **extra):
+    """What the case's rows give as rows 37.. of `total`: expert 5 has full tiles beside narrow ones."""
+    others, rows = new_case(total, seed=seed, device="cuda", **extra), slice(37, 37 + MANY_ROWS)
+    others["expert_ids"][:, 0] = 5
+    others["expert_ids"][:, 1] += (others["expert_ids"][:, 1] == 5).int()
+    for name in ("x", "expert_ids", "weights"):
+        others[name][rows] = case[name]
+    return moe_int4(**(others | {name: case[name] for name in ("experts", "shared") if name in case}))[rows]
 
 
 @gpu
-def test_a_row_does_not_depend_on_the_others():
-    for extra in ({}, {"shared": True}, {"dtype": F16, "scale": F32}):
-        case, others = new_case(MANY_ROWS, device="cuda", **extra), new_case(3 * MANY_ROWS, device="cuda", **extra)
-        alone = moe_int4(**case)
-        others["expert_ids"][:, 0] = 5  # full tiles beside narrow ones
-        others["expert_ids"][:, 1] += (others["expert_ids"][:, 1] == 5).int()
-        rows = slice(37, 37 + MANY_ROWS)
-        for name in ("x", "expert_ids", "weights"):
-            others[name][rows] = case[name]
-        same = {name: case[name] for name in ("experts", "shared") if name in case}
-        assert torch.equal(moe_int4(**(others | same))[rows], alone)
-        assert not torch.equal(moe_int4(**(case | {"expert_ids": case["expert_ids"].roll(1, dims=0)})), alone)
+@pytest.mark.parametrize("extra", [{}, {"dtype": F16, "scale": F32}, {"shared": True}], ids=str)
+def test_a_row_does_not_depend_on_the_others(extra):
+    case = new_case(MANY_ROWS, device="cuda", **extra)
+    first = in_company(case, 2 * MANY_ROWS, 1, **extra)
+    assert torch.equal(in_company(case, 2 * MANY_ROWS, 2, **extra), first)
+    if "shared" not in extra:  # the bits of that one may depend on the number of rows
+        assert torch.equal(moe_int4(**case), first)
+        assert torch.equal(in_company(case, WIDE_ROWS, 3, **extra), first)  # in wide tiles
+    swapped = case | {"expert_ids": case["expert_ids"].roll(1, dims=0)}
+    assert not torch.equal(in_company(swapped, 2 * MANY_ROWS, 1, **extra), first)
 
 
 @gpu
@@ -148,9 +163,10 @@ def test_unknown_values_stay_in_their_row():
 
 
 @gpu
+@BOTH
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
-def test_extreme_values_and_scales(size):
-    case = new_case(MANY_ROWS, device="cuda")
+def test_extreme_values_and_scales(size, num_rows):
+    case = new_case(num_rows, device="cuda")
     experts = case["experts"]
     experts.gate_up_packed[:8] = 0  # -8 throughout
     experts.gate_up_packed[8:16] = -1  # 7 throughout
