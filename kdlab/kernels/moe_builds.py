@@ -18,9 +18,9 @@ MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
 _MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 64, 4, 128, 3  # of moe_many_rows.cu
 MANY_THREADS = 32 * _MANY_WARPS
 MANY_ROWS, WIDE_ROWS = 217, 1153
-"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with k = 8
-of 384 experts, the lines through measured times of the paths (65 and 128 rows; 128 and 264) meet at about 217 rows, and
-1,152 rows spread evenly are 24 picks an expert, a narrow tile."""
+"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
+k = 8 of 384 experts, the lines through measured times of the paths (65 and 128 rows; 128 and 264) meet at about 217
+rows, and 1,152 rows spread evenly are 24 picks an expert, a narrow tile."""
 Path = Literal["row", "rows", "many"]
 
 
