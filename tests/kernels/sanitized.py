@@ -157,9 +157,10 @@ def moe(case):
 
 def draft_attention():
     """Blocks over contexts with and without several parts to merge."""
-    for starts, window in (((3, 70), None), ((600,), None), ((200,), 100)):
+    for starts, window, past_is_old in (((3, 70), None, False), ((600,), None, True), ((200,), 100, True)):
         case = test_draft_attention.new_case(starts, dtype=BF16, window=window)
-        test_draft_attention.Case(*(t.cuda() for t in case.tensors()), window, case.causal).run("cuda")
+        on_gpu = test_draft_attention.Case(*(t.cuda() for t in case.tensors()), window, case.causal)
+        on_gpu.run("cuda", past_is_old=past_is_old)
 
 
 def verify(impl, prefixes, nodes, *, fixed=False):
