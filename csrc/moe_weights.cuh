@@ -115,11 +115,21 @@ struct Stage : Format_ {
   static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
 };
 
+// 16 bytes of weights. They are read once: L2 shall rather keep rows and sums, which are read again.
+DEVICE void copy_weights(u8* shared, const u8* global) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+               :
+               : "r"(shared_address(shared)), "l"(global), "l"(policy)
+               : "memory");
+}
+
 // A copy of 4 or 8 bytes goes through L1; cp.async has none of 2.
 template <int BYTES>
 DEVICE void copy_few(u8* shared, const u8* global) {
   if constexpr (BYTES == 16) {
-    copy_async(shared_address(shared), global);
+    copy_weights(shared, global);
   } else if constexpr (BYTES >= 4) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
                  :
@@ -156,11 +166,11 @@ struct Copies {
       if (part(TOGETHER ? i * ROW_STEP : first_row() + i * ROW_STEP) >= parts) continue;
       if constexpr (EVEN) {
         constexpr int STAGE_STEP = ROW_STEP * S::UNITS * 16;
-        copy_async(shared_address(to + i * STAGE_STEP), from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
+        copy_weights(to + i * STAGE_STEP, from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
       } else {
         const u32 r = first_row() + i * ROW_STEP;
         const i64 rows = row_bytes(tile, r) - row_bytes(tile, first_row());
-        copy_async(shared_address(stage + S::place(r, unit())), from + rows);
+        copy_weights(stage + S::place(r, unit()), from + rows);
       }
     }
     if constexpr (S::INT4) {
