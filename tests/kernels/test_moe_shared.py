@@ -33,6 +33,11 @@ def test_rows_that_pick_nobody_have_the_shared_expert_alone(rows):
 
 
 @gpu
+def test_more_picks_than_a_block_keeps():
+    assert_right(new_case(200, shared=True, top_k=8, device="cuda"))  # 1,600 of 1,024
+
+
+@gpu
 def test_a_row_of_one_rank_does_not_depend_on_where_its_tiles_are_cut():
     case = new_case(40, shared=True, width=7168, inner=256, num_experts=384, top_k=8, device="cuda")
     together = moe_int4(**case)
