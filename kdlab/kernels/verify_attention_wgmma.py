@@ -85,8 +85,8 @@ def run_wgmma(
 ) -> None:
     """Fill o and lse; shapes as in `verify_attention`, all tensors contiguous.
 
-    A part of a tile takes 66 KB of a workspace: at most 2 parts a multiprocessor, 17 MB on 132; with fixed_split 8 parts a
-    tile, S N H / 64 tiles.
+    A part of a tile takes 66 KB of a workspace: at most 2 parts a multiprocessor, 17 MB on 132; with fixed_split 8
+    parts a tile, S N H / 64 tiles.
 
     Raises:
         NotSupported: another dtype than bfloat16 or float16, widths other than 512 + 64, or too many pages a stream.
