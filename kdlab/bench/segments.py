@@ -8,6 +8,7 @@ is the stage "other".
 """
 
 import contextlib
+import functools
 import gc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,8 +32,18 @@ class Segments:
     """One captured call; `pieces` holds (stage, nodes) in their order, `result` is what it returned."""
 
     graph: torch.cuda.CUDAGraph
+    edges: list[Edge]
     pieces: list[tuple[str, list[int]]]
     result: object = None  # of the call; its tensors hold what the last replay wrote
+
+    @functools.cached_property
+    def kernels(self) -> set[int]:
+        """The nodes that are kernels."""
+        from cuda.bindings import runtime
+
+        kernel = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel
+        nodes = [node for _, piece in self.pieces for node in piece]
+        return {node for node in nodes if _checked(runtime.cudaGraphNodeGetType(_handle(node))) == kernel}
 
     def replay(self, until: str | None = None) -> None:
         """Run the call again: all of it, or what comes before the first piece of a stage.
@@ -44,15 +55,15 @@ class Segments:
         if len(before) == len(self.pieces):
             self.graph.replay()
         elif before:
-            _Part(self.graph, [nodes for _, nodes in before], 1)()
+            Chain(self, [nodes for _, nodes in before])()
 
     def stages(self) -> list[str]:
         """Return the names of the stages in the order of their first launch."""
         return list(dict.fromkeys(name for name, _ in self.pieces))
 
-    def chain(self, name: str, times: int = 1) -> Callable[[], None]:
-        """Return a call that runs all pieces of one stage, so many times, as one graph on torch's current stream."""
-        return _Part(self.graph, [nodes for stage, nodes in self.pieces if stage == name], times)
+    def chain(self, name: str) -> "Chain":
+        """Return a call that runs all pieces of one stage as one graph on torch's current stream."""
+        return Chain(self, [nodes for stage, nodes in self.pieces if stage == name])
 
 
 def joints(pieces: Sequence[Sequence[int]], edges: Sequence[Edge], kernels: Collection[int]) -> list[Edge]:
@@ -63,25 +74,28 @@ def joints(pieces: Sequence[Sequence[int]], edges: Sequence[Edge], kernels: Coll
         edges: of the whole graph, from which all nodes of no piece are taken out.
         kernels: the nodes that are kernels; behind others no programmatic edge may begin.
     """
-    there = {(node, behind) for node, behind, _ in edges}
-    programmatic = {behind: data for _, behind, data in edges if data is not None}
+    before: dict[int, set[int]] = {}
+    behind: dict[int, set[int]] = {}
+    for node, later, _ in edges:
+        before.setdefault(later, set()).add(node)
+        behind.setdefault(node, set()).add(later)
+    programmatic = {later: data for _, later, data in edges if data is not None}
     found = []
     for ahead, piece in pairwise(map(set, pieces)):
-        ends = sorted(ahead - {node for node, behind in there if behind in ahead})
-        for start in sorted(piece - {behind for node, behind in there if node in piece}):
+        ends = sorted(node for node in ahead if ahead.isdisjoint(behind.get(node, ())))
+        for start in sorted(node for node in piece if piece.isdisjoint(before.get(node, ()))):
             alone = len(ends) == 1 and ends[0] in kernels
-            new = (end for end in ends if (end, start) not in there)
+            new = (end for end in ends if end not in before.get(start, ()))
             found += [(end, start, programmatic.get(start) if alone else None) for end in new]
     return found
 
 
 class _Recorder:
-    """Observer that gives the nodes which came since the mark before to the stage that ended."""
+    """Observer that notes, at every mark, the stage that ended and the nodes that the stream then waits for."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream, self.name = stream, OTHER
-        self.pieces: list[tuple[str, list[int]]] = []
-        self.seen: set[int] = set()
+        self.marks: list[tuple[str, list[int]]] = []
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -96,11 +110,32 @@ class _Recorder:
         from cuda.bindings import runtime
 
         captured = _checked(runtime.cudaStreamGetCaptureInfo(runtime.cudaStream_t(self.stream.cuda_stream)))
-        new = [node for node in _nodes(captured[2]) if node not in self.seen]
-        if new:
-            self.pieces.append((self.name, new))
-            self.seen.update(new)
+        self.marks.append((self.name, [int(node) for node in captured[3] or []]))
         self.name = name
+
+
+def pieces_of(marks: Sequence[tuple[str, Sequence[int]]], edges: Sequence[Edge]) -> list[tuple[str, list[int]]]:
+    """Return the nodes of each piece, without the pieces that have none.
+
+    Args:
+        marks: where each piece ended: its stage, and the nodes that what comes next waits for.
+        edges: of the whole graph.
+    """
+    ahead: dict[int, list[int]] = {}
+    for node, behind, _ in edges:
+        ahead.setdefault(behind, []).append(node)
+    pieces, seen = [], set()
+    for name, last in marks:
+        piece, todo = [], list(last)
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                piece.append(node)
+                todo += ahead.get(node, ())
+        if piece:
+            pieces.append((name, piece[::-1]))
+    return pieces
 
 
 def record_segments(call: Callable[[], object]) -> Segments:
@@ -135,7 +170,8 @@ def record_segments(call: Callable[[], object]) -> Segments:
     graph.instantiate()
     graph.replay()
     torch.cuda.synchronize()
-    return Segments(graph, recorder.pieces, result)
+    edges = _edges(graph.raw_cuda_graph())
+    return Segments(graph, edges, pieces_of(recorder.marks, edges), result)
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:
@@ -150,11 +186,10 @@ def _checked(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _nodes(graph: Any) -> list[int]:
+def _handle(node: int) -> Any:
     from cuda.bindings import runtime
 
-    count = _checked(runtime.cudaGraphGetNodes(graph))[1]
-    return [int(node) for node in _checked(runtime.cudaGraphGetNodes(graph, count))[0]]
+    return runtime.cudaGraphNode_t(node)
 
 
 def _edges(graph: Any) -> list[Edge]:
@@ -166,35 +201,45 @@ def _edges(graph: Any) -> list[Edge]:
     return [(int(node), int(other), each if each.type else None) for node, other, each in found]
 
 
-class _Part:
-    """An executable graph of some pieces of a captured one, run so many times."""
+class Chain:
+    """An executable graph of some pieces of a captured one, run once a call or `repeated`."""
 
-    def __init__(self, captured: torch.cuda.CUDAGraph, pieces: list[list[int]], times: int) -> None:
+    def __init__(self, segments: Segments, pieces: list[list[int]]) -> None:
+        """Take a copy of the graph and drop the nodes of all other pieces from it."""
         from cuda.bindings import runtime
 
-        self._runtime, self._captured = runtime, captured  # which holds the memory
-        graph = runtime.cudaGraph_t(captured.raw_cuda_graph())
-        clone, nodes, edges = _checked(runtime.cudaGraphClone(graph)), _nodes(graph), _edges(graph)
-        handles = {node: runtime.cudaGraphNode_t(node) for node in nodes}
-        kernel = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel
-        kernels = {node for node in nodes if _checked(runtime.cudaGraphNodeGetType(handles[node])) == kernel}
-        twins = {node: _checked(runtime.cudaGraphNodeFindInClone(handles[node], clone)) for node in nodes}
-        for node in set(nodes).difference(*pieces):
-            _checked(runtime.cudaGraphDestroyNode(twins[node]))
-        for ahead, behind, data in joints(pieces, edges, kernels):
+        self._runtime, self._segments = runtime, segments  # which hold the memory
+        self._executables: list[Any] = []
+        self._graph = _checked(runtime.cudaGraphClone(runtime.cudaGraph_t(segments.graph.raw_cuda_graph())))
+        kept, twins = {node for piece in pieces for node in piece}, {}
+        for node in (node for _, piece in segments.pieces for node in piece):
+            twin = _checked(runtime.cudaGraphNodeFindInClone(_handle(node), self._graph))
+            if node in kept:
+                twins[node] = twin
+            else:
+                _checked(runtime.cudaGraphDestroyNode(twin))
+        for ahead, behind, data in joints(pieces, segments.edges, segments.kernels):
             how = [data or runtime.cudaGraphEdgeData()]
-            _checked(runtime.cudaGraphAddDependencies(clone, [twins[ahead]], [twins[behind]], how, 1))
+            _checked(runtime.cudaGraphAddDependencies(self._graph, [twins[ahead]], [twins[behind]], how, 1))
+        self._executables.append(_checked(runtime.cudaGraphInstantiate(self._graph, 0)))
+
+    def __call__(self) -> None:
+        """Run the pieces, as often as they were `repeated`."""
+        stream = torch.cuda.current_stream().cuda_stream
+        _checked(self._runtime.cudaGraphLaunch(self._executables[-1], stream))
+
+    def repeat(self, times: int) -> None:
+        """Let a call run the pieces so many times, one behind the other in one graph."""
+        runtime = self._runtime
         whole = _checked(runtime.cudaGraphCreate(0))
         last: list[Any] = []
         for _ in range(times):
-            last = [_checked(runtime.cudaGraphAddChildGraphNode(whole, last, len(last), clone))]
-        self._executable = _checked(runtime.cudaGraphInstantiate(clone if times == 1 else whole, 0))
+            last = [_checked(runtime.cudaGraphAddChildGraphNode(whole, last, len(last), self._graph))]
+        self._executables.append(_checked(runtime.cudaGraphInstantiate(whole, 0)))
         _checked(runtime.cudaGraphDestroy(whole))
-        _checked(runtime.cudaGraphDestroy(clone))
-
-    def __call__(self) -> None:
-        _checked(self._runtime.cudaGraphLaunch(self._executable, torch.cuda.current_stream().cuda_stream))
 
     def __del__(self) -> None:
-        if hasattr(self, "_executable"):
-            self._runtime.cudaGraphExecDestroy(self._executable)
+        if hasattr(self, "_graph"):
+            for executable in self._executables:
+                self._runtime.cudaGraphExecDestroy(executable)
+            self._runtime.cudaGraphDestroy(self._graph)

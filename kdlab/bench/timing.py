@@ -136,7 +136,7 @@ def sample(passes: Mapping[str, Pass], seconds: float, ranks: Ranks = ONE_RANK) 
     names = list(passes)
     once = dict(zip(names, _times_together([passes[name].run for name in names], ranks), strict=True))
     turn_us = sum(once.values())
-    warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
+    warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us) - 1  # the turn just now was the first
     turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(5e5 * seconds / turn_us) - warm))
     order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
     times = []
@@ -154,7 +154,7 @@ def _graph_pass(calls: Sequence[Call]) -> Pass:
     """Capture the calls, as often round as a pass needs to be long enough to time."""
     once = capture(calls)
     once.replay()
-    pass_us = _event_times_us([once.replay])[0]
+    pass_us = times_us([once.replay])[0]
     rounds = min(math.ceil(_MIN_PASS_US / max(pass_us, 1.0)), max(1, _MAX_NODES // len(calls)))
     if rounds > 1:
         once = capture([*calls] * rounds)
@@ -164,7 +164,7 @@ def _graph_pass(calls: Sequence[Call]) -> Pass:
 def _few_enough(calls: Sequence[Call], warmup: int) -> Sequence[Call]:
     """Warm every call up and drop calls of a slow arm that a pass has no time for."""
     calls[0]()
-    call_us = _event_times_us([calls[0]])[0]
+    call_us = times_us([calls[0]])[0]
     calls = calls[: max(2, math.ceil(_MAX_PASS_US / max(call_us, 1.0)))]
     for _ in range(warmup):
         for call in calls:
@@ -180,12 +180,12 @@ def _rest(us: float) -> None:
 def _times_together(runs: Sequence[Call], ranks: Ranks) -> list[float]:
     """Time runs that the streams of all ranks begin at one moment; ranks that decide by the times decide alike."""
     if ranks.group is None:
-        return _event_times_us(runs)
+        return times_us(runs)
     meeting = torch.zeros(1, device=ranks.device)
-    return ranks.largest(_event_times_us([lambda: ranks.all_reduce(meeting, "check"), *runs])[1:])
+    return ranks.largest(times_us([lambda: ranks.all_reduce(meeting, "check"), *runs])[1:])
 
 
-def _event_times_us(runs: Sequence[Call]) -> list[float]:
+def times_us(runs: Sequence[Call]) -> list[float]:
     """Run in order on the current stream and return the microseconds between the events around each run."""
     torch.cuda.synchronize()
     pairs = []

@@ -29,7 +29,8 @@ def add_bench_round(benchmarks: Any) -> None:
     parser.add_argument("--model", default="k2.6", choices=("k2.6",), help="whose shapes (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="whose slice (default: %(default)s)")
     add_gpu_option(parser)
-    parser.add_argument("--experts", default="tp", choices=("tp", "ep"), help="(default: %(default)s)")
+    experts = "how they are split (default: tp and, for some points, ep; tp on several GPUs)"
+    parser.add_argument("--experts", choices=("tp", "ep"), help=experts)
     parser.add_argument("--layers", type=int, metavar="N", help="of the target (default: all 61)")
     parser.add_argument("--seconds", type=float, default=300.0, help="no point begins later (default: %(default)s)")
     parser.add_argument("--read", nargs="+", metavar="FILE", help="time nothing: print the tables of recorded rows")
@@ -60,7 +61,7 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         return status
     from kdlab.bench.full_width.suite import bench_round
 
-    running = None if arguments.gpus == 1 else join_gpus(arguments.gpus, arguments.experts)
+    running = None if arguments.gpus == 1 else join_gpus(arguments.gpus, arguments.experts or "tp")
     found = bench_round(
         ranks=arguments.ranks,
         experts=arguments.experts,

@@ -103,7 +103,7 @@ def test_ranks_take_as_many_samples_as_the_slowest_has_time_for(monkeypatch):
     def work():
         now[0] += 1000.0
 
-    monkeypatch.setattr(timing, "_event_times_us", times)
+    monkeypatch.setattr(timing, "times_us", times)
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
     passes = {"": timing.Pass(work, 1, ())}
     ranks = SlowNeighbour(0, 2, group=object())

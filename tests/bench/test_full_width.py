@@ -1,16 +1,20 @@
 """Full-width rounds: planned routing touches what it should, and random weights keep activations finite."""
 
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from kdlab.bench import write_rows
+from kdlab.bench.full_width import suite
 from kdlab.bench.full_width.point import Point
 from kdlab.bench.full_width.routing import planned_ids
-from kdlab.bench.full_width.suite import ROWS, bench_round, points
+from kdlab.bench.full_width.suite import ROWS, bench_round, points, slice_points
 from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
 from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.cli import main
-from kdlab.errors import ArgumentError
+from kdlab.errors import ArgumentError, UnsupportedDevice
 
 
 @pytest.mark.parametrize(("tokens", "distinct"), [(1, 8), (4, 31), (33, 192), (65, 286), (128, 384), (7, 8), (3, 9)])
@@ -46,6 +50,89 @@ def test_every_row_count_is_measured_with_its_stages_and_each_point_once():
     assert len({point for point, _ in chosen}) == len(chosen)
     assert {point.rows for point, with_stages in chosen if with_stages and point.streams == 1} == set(ROWS)
     assert {point.streams for point, _ in chosen} == {1, 4, 8, 16, 32}
+
+
+def test_what_is_cut_when_time_runs_out_is_what_tells_least():
+    order = list(dict.fromkeys((point.streams, point.context, point.g) for point, _ in points()))
+    assert order[:4] == [(1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0)]
+    assert order[4:8] == [(4, 1024, 0.8), (16, 1024, 0.8), (32, 1024, 0.8), (1, 32768, 0.8)]
+    assert all(g == 1.0 for _, _, g in order[12:])
+    (first, telling), (second, whole), (third, others) = slice_points()
+    assert (first, second, third) == ("tp", "ep", "tp")
+    assert [*telling, *others] == points()
+    assert [point.rows for point, _ in whole] == list(ROWS)
+    assert {(point.streams, point.context, point.g) for point, _ in whole} == {(1, 1024, 0.8)}
+
+
+class FakePair(SimpleNamespace):
+    """A class of one's own can be referred to weakly."""
+
+
+class FakeRounds:
+    """Stands for the models and the clock of `bench_round`: a point takes a second, a pair ten."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.done, self.pairs = 0.0, [], []
+        fakes = {
+            "require_gpu": lambda what: None,
+            "measure_ceilings": dict,
+            "gpu_state": lambda device: {},
+            "state_columns": lambda before, after: {},
+            "run_provenance": lambda **known: known,
+            "k26_pair": self.make_pair,
+            "measure": self.measure,
+            "_rows": lambda pair, found, *others: made_up_rows({1: 1.0}).to_dict("records"),
+            "rows_frame": list,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(suite, name, fake)
+        monkeypatch.setattr(suite.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(suite.torch.cuda, "current_device", lambda: 0)
+
+    def make_pair(self, ranks, layers, device):
+        assert not self.pairs or self.pairs[-1]() is None, "there is no room for two"
+        self.now += 10.0
+        target = SimpleNamespace(config=None)
+        pair = FakePair(ranks=ranks, target=target, dtype=None, target_sha256="", drafter_sha256="")
+        self.pairs.append(weakref.ref(pair))
+        return pair
+
+    def measure(self, pair, point, stages):
+        self.now += 1.0
+        if point.rows == 128:
+            raise UnsupportedDevice("no room\nat all")
+        self.done.append((pair.ranks.experts, point, stages))
+        return pair
+
+
+def test_one_slice_is_timed_with_both_splits_and_what_has_no_room_is_said(monkeypatch):
+    fake, seen = FakeRounds(monkeypatch), []
+    found = bench_round(progress=lambda done, total: seen.append((done, total)))
+    assert len(fake.pairs) == 3
+    assert len(seen) == len(points()) + len(ROWS)
+    assert seen[-1] == (164, 164)
+    assert len(found.messages) == sum(point.rows == 128 for _, wanted in slice_points() for point, _ in wanted)
+    assert "rows=128" in found.messages[0]
+    assert found.messages[0].endswith("left out, no room")
+    assert [experts for experts, point, _ in fake.done if point == Point(33, 1, 1024, 0.8)] == ["tp", "ep"]
+
+
+@pytest.mark.parametrize(("seconds", "pairs", "left"), [(15.5, 1, 158), (50.5, 1, 123), (51.5, 2, 123), (62.5, 2, 121)])
+def test_no_point_begins_when_the_time_is_over(monkeypatch, seconds, pairs, left):
+    fake = FakeRounds(monkeypatch)
+    found = bench_round(seconds=seconds)
+    assert len(fake.pairs) == pairs
+    assert found.messages[-1] == f"out of time: {left} of 164 points left out, the least telling ones"
+
+
+def test_a_split_that_is_asked_for_has_all_points(monkeypatch):
+    fake, chosen = FakeRounds(monkeypatch), [(Point(9, 1, 64, 0.8), True)]
+    bench_round(experts="ep", seconds=1000.0)
+    assert {experts for experts, _, _ in fake.done} == {"ep"}
+    assert len(fake.done) == sum(point.rows < 128 for point, _ in points())
+    fake.done.clear()
+    bench_round(chosen=chosen, seconds=1000.0)
+    assert fake.done == [("tp", *chosen[0]), ("ep", *chosen[0])]
 
 
 @pytest.mark.gpu

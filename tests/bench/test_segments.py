@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kdlab.bench.segments import OTHER, _edges, joints, record_segments
+from kdlab.bench.segments import OTHER, joints, pieces_of, record_segments
 from kdlab.errors import KdlabError, UnsupportedDevice
 from kdlab.kernels.skinny_linear import skinny_linear
 from kdlab.kernels.stage import observed, stage
@@ -65,6 +65,30 @@ def test_pieces_with_branches_wait_for_all_of_what_is_ahead():
     assert joints([[2, 3], [4]], edges, every) == []
 
 
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([("a", [2]), ("b", [2]), ("a", [4]), ("c", [6])], [("a", [1, 2]), ("a", [3, 4]), ("c", [5, 6])]),
+        ([("a", []), ("b", [6])], [("b", [1, 2, 3, 4, 5, 6])]),
+        ([("a", [])], []),
+    ],
+)
+def test_a_piece_is_what_came_since_the_mark_before(marks, expected):
+    assert pieces_of(marks, LINE) == expected
+
+
+def test_branches_belong_to_the_piece_in_which_they_join():
+    edges = [(1, 2, None), (1, 3, None), (2, 4, None), (3, 4, None)]
+    assert [(name, set(nodes)) for name, nodes in pieces_of([("a", [2]), ("b", [4])], edges)] == [
+        ("a", {1, 2}),
+        ("b", {3, 4}),
+    ]
+    assert {name: set(nodes) for name, nodes in pieces_of([("a", [2, 3]), ("b", [4])], edges)} == {
+        "a": {1, 2, 3},
+        "b": {4},
+    }
+
+
 def chain_of_products(weights, x, norms):
     """Three layers of a product and a norm, with the sum of the norms in no stage; `norms` counts the norms."""
     out = x
@@ -101,7 +125,9 @@ def test_pieces_do_the_work_of_the_call_and_a_chain_that_of_one_stage():
     for name in segments.stages():
         segments.chain(name)()
     assert int(norms) == counted + 3
-    segments.chain("norm", times=2)()
+    twice = segments.chain("norm")
+    twice.repeat(2)
+    twice()
     assert int(norms) == counted + 9
 
 
@@ -137,11 +163,12 @@ def test_kernels_overlap_the_one_ahead_in_a_chain_too():
     expected = call()
     segments = record_segments(call)
     assert torch.equal(segments.result, expected)
-    edges = _edges(segments.graph.raw_cuda_graph())
     products = [nodes for name, nodes in segments.pieces if name == "product"]
     assert [len(nodes) for nodes in products] == [2, 2, 2]
-    linked = joints(products, edges, {node for nodes in products for node in nodes})
+    linked = joints(products, segments.edges, segments.kernels)
     assert [data is not None for _, _, data in linked] == [True, True]
-    segments.chain("product", times=3)()
+    chain = segments.chain("product")
+    chain.repeat(3)
+    chain()
     segments.replay()
     assert torch.equal(segments.result, expected)

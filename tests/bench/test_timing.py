@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now, self.order, self.bursts, self.rested = 0.0, [], [], 0.0
-        monkeypatch.setattr(timing, "_event_times_us", self.times)
+        monkeypatch.setattr(timing, "times_us", self.times)
         monkeypatch.setattr(timing.time, "sleep", self.rest)
 
     def rest(self, seconds):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from kdlab.bench.full_width.routing import plan_routing
-from kdlab.bench.segments import Segments, record_segments
-from kdlab.bench.timing import Pass, sample
+from kdlab.bench.segments import Chain, record_segments
+from kdlab.bench.timing import Pass, sample, times_us
 from kdlab.decode.round import Round
 from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings, make_settings
@@ -23,7 +23,8 @@ from kdlab.study.step_cost import Step
 _SPARE_ROWS = 4096  # rounds that are timed commit rows behind the context
 _MANY_TOKENS = 2**20
 _LEAST_US = 300.0  # a graph as long as this hides its own launch
-_MOST_TIMES = 200
+_MOST_TIMES, _TRIALS = 200, 2
+_LOOP_US, _FEWEST_TURNS, _MOST_TURNS = 150_000.0, 5, 20  # rounds of the engine's loop that are timed as one
 _STATEFUL = ("commit",)
 """Stages that move the streams on: these are put back before each sample, within the room behind the context."""
 
@@ -55,21 +56,23 @@ class Measured:
         return asdict(self.point) | {"ranks": self.step.ranks, "experts": self.step.experts}
 
 
-def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1) -> Measured:
+def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1, stage_seconds: float = 0.03) -> Measured:
     """Time one point; of several ranks that run, each makes this call.
 
     Args:
         pair: of `random_pair`.
         point: what is asked; one row is AR, more are DDTree.
         stages: time every stage alone too, on one GPU.
-        seconds: for the round, and for each stage.
+        seconds: for the round.
+        stage_seconds: for each stage.
 
     Raises:
         torch.OutOfMemoryError, UnsupportedDevice: its caches do not fit beside the weights.
     """
     (one, step), ranks = rounds_at(pair, point), pair.ranks
-    by_stage = one.stages(seconds) if stages else {}
-    whole, loop_us = one.whole(seconds, ranks), one.loop_us()
+    by_stage = one.stages(stage_seconds) if stages else {}
+    whole = one.whole(seconds, ranks)
+    loop_us = one.loop_us(max(_FEWEST_TURNS, min(_MOST_TURNS, int(_LOOP_US / min(whole)))))
     alone = []
     if ranks.group is not None:
         with without_collectives(pair):
@@ -153,15 +156,11 @@ class Rounds:
         for name in segments.stages():
             self.place()
             segments.replay(until=name)
-            once = sample({"": self._chain(segments, name, 1)}, 0.0)[""]
-            times = min(_MOST_TIMES, math.ceil(_LEAST_US / min(once)))
-            found[name] = sample({"": self._chain(segments, name, times)}, seconds)[""]
+            chain = segments.chain(name)
+            run = partial(self._from_start, chain) if name in _STATEFUL else chain
+            times = _repeat(chain, run)
+            found[name] = sample({"": Pass(run, times, ())}, seconds)[""]
         return found
-
-    def _chain(self, segments: Segments, name: str, times: int) -> Pass:
-        """Return a stage as a pass that runs it so many times."""
-        chain = segments.chain(name, times)
-        return Pass(partial(self._from_start, chain) if name in _STATEFUL else chain, times, ())
 
     def whole(self, seconds: float, ranks: Ranks = ONE_RANK) -> list[float]:
         """Return samples of the round as one graph, of `ranks` that time it together."""
@@ -177,7 +176,7 @@ class Rounds:
         self.round.streams.start.fill_(self.context)
         run()
 
-    def loop_us(self, rounds: int = 20) -> float:
+    def loop_us(self, rounds: int) -> float:
         """Return microseconds a round as the engine runs them: launch, copy the record, read the one before."""
         mailbox = Mailbox(self.round.record.tensors, 2)
         self.place()
@@ -189,8 +188,20 @@ class Rounds:
                 if len(mailbox) > 1:
                     mailbox.take()
 
-        turns(3)
+        turns(2)
         return _elapsed_us(lambda: turns(rounds)) / rounds
+
+
+def _repeat(chain: Chain, run: Callable[[], object]) -> int:
+    """Repeat a stage until `run`, which calls its chain, is long enough to time; return how often that is."""
+    times = 1
+    for _ in range(2):  # of a short graph the first look sees little but its launch
+        us = min(times_us([run] * _TRIALS))
+        if us >= _LEAST_US or times == _MOST_TIMES:
+            break
+        times = min(_MOST_TIMES, math.ceil(times * _LEAST_US / us))
+        chain.repeat(times)
+    return times
 
 
 def _elapsed_us(call: Callable[[], None]) -> float:

@@ -1,8 +1,10 @@
 """The full-width benchmark: which points, what becomes of their times, and the goals they are held against."""
 
+import gc
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -28,7 +30,11 @@ from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
 _FEW_ROWS = (1, 8, 17, 33, 65)
 STREAMS, CONTEXTS, ROUTINGS = (1, 4, 8, 16, 32), (1024, 8192, 32768), (0.8, 1.0)
+_TELLING = ((1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0))
+"""Streams, context and g: what comes first, as time may run out."""
 
+Choice = tuple[Point, bool]
+"""A point, and whether its stages are timed alone."""
 Progress = Callable[[int, int], None]
 
 
@@ -40,19 +46,35 @@ class RoundBench:
     messages: tuple[str, ...]
 
 
-def points() -> list[tuple[Point, bool]]:
-    """Return every point and whether its stages are timed alone, the most telling ones first: time may run out.
+def points() -> list[Choice]:
+    """Return every point, the most telling ones first.
 
-    One stream has all numbers of rows, more streams a few. Long contexts and rows that route independently come last.
+    One stream has all numbers of rows, more streams a few. Rows that route independently come last, and of each routing
+    several streams in a longer context.
     """
-    found = [(Point(rows, 1, context, g), g < 1.0) for context in CONTEXTS for g in ROUTINGS for rows in ROWS]
-    more = [Point(rows, streams, context, g) for streams in STREAMS[1:] for context in CONTEXTS[:2]
-            for g in ROUTINGS for rows in _FEW_ROWS]  # fmt: skip
-    found += [(point, point.g < 1.0 and point.context == CONTEXTS[0]) for point in more]
-    return sorted(found, key=lambda each: (each[0].context == CONTEXTS[-1], each[0].g, each[0].context))
+    every = itertools.product(STREAMS, CONTEXTS, ROUTINGS)
+    wanted = [(streams, context, g) for streams, context, g in every if streams == 1 or context < CONTEXTS[-1]]
+    wanted.sort(key=lambda one: (one[2], one[0] > 1 and one[1] > CONTEXTS[0], one[1]))
+    return [
+        (Point(rows, streams, context, g), g < 1.0 and (streams == 1 or context == CONTEXTS[0]))
+        for streams, context, g in dict.fromkeys([*_TELLING, *wanted])
+        for rows in (ROWS if streams == 1 else _FEW_ROWS)
+    ]
 
 
-def rank_points() -> list[tuple[Point, bool]]:
+def slice_points() -> list[tuple[str, list[Choice]]]:
+    """Return in stretches what is timed of one slice: how its experts are split, and points.
+
+    Between the most telling points and the others stand those of one stream where a rank has whole experts, without
+    stages: they need other weights.
+    """
+    every = points()
+    telling = sum(len(ROWS if streams == 1 else _FEW_ROWS) for streams, _, _ in _TELLING)
+    whole = [(point, False) for point, _ in every[: len(ROWS)]]
+    return [("tp", every[:telling]), ("ep", whole), ("tp", every[telling:])]
+
+
+def rank_points() -> list[Choice]:
     """Return the points of several GPUs, no stage alone: AR, 9, 33 and 65 rows of 1 and 8 streams, then the others."""
     first = [Point(rows, streams, CONTEXTS[0], ROUTINGS[0]) for streams in (1, 8) for rows in (1, 9, 33, 65)]
     others = [point for point, _ in points() if point.context in CONTEXTS[:2] and point not in first]
@@ -62,11 +84,11 @@ def rank_points() -> list[tuple[Point, bool]]:
 def bench_round(
     *,
     ranks: int = 8,
-    experts: str = "tp",
+    experts: str | None = None,
     running: Ranks | None = None,
     layers: int | None = None,
     seconds: float = 300.0,
-    chosen: Sequence[tuple[Point, bool]] | None = None,
+    chosen: Sequence[Choice] | None = None,
     progress: Progress | None = None,
 ) -> RoundBench:
     """Time rounds of Kimi K2.6 at its true shapes, with random weights: one rank's slice on this GPU, or real ranks.
@@ -77,12 +99,12 @@ def bench_round(
 
     Args:
         ranks: whose slice is made; 1 makes whole layers.
-        experts: "tp" or "ep", which those of `running` have too.
+        experts: "tp" or "ep"; None takes those of `running`, or of one slice both, as `slice_points` says.
         running: from `init_ranks`: the first slices of `ranks` are made, one each, and these ranks talk to one another;
             every one makes this call. None makes one slice.
         layers: of the target; None takes all 61, which fit one GPU from 8 ranks on.
         seconds: no point is begun after it.
-        chosen: (point, with its stages); None takes `points()`, or of real ranks `rank_points()`.
+        chosen: points; None takes `points()`, or of real ranks `rank_points()`.
         progress: called with (points done, points in all).
 
     Raises:
@@ -90,34 +112,76 @@ def bench_round(
         ArgumentError: ranks do not divide the model, or an argument is out of range.
     """
     require_gpu("bench round")
-    seconds, begin = check_float("seconds", seconds, above=0.0), time.monotonic()
-    device = torch.device("cuda", torch.cuda.current_device())
-    place = Ranks.slice_of(0, ranks, experts) if running is None else running.among(ranks)
-    pair = k26_pair(place, layers, device)
-    ceilings, before = measure_ceilings(), gpu_state(device)
+    end = time.monotonic() + check_float("seconds", seconds, above=0.0)
     all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
-    provenance = run_provenance(
-        device=device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
-        drafter_sha256=pair.drafter_sha256, ranks=ranks, experts=experts, graph="graph", impl="auto",
-        gpus=ranks - place.missing, **({} if running is None else link_facts(device)),
-    )  # fmt: skip
-    every = points if running is None else rank_points
-    wanted, rows, messages = list(every() if chosen is None else chosen), [], []
-    for done, (point, with_stages) in enumerate(wanted):
-        if place.largest([time.monotonic() - begin])[0] > seconds:
-            messages.append(f"out of time: {len(wanted) - done} points left out, from {point}")
+    run = _Run(end, measure_ceilings(), all_reduce, progress)
+    device = torch.device("cuda", torch.cuda.current_device())
+    before, stretches = gpu_state(device), _stretches(experts, running, chosen)
+    run.total = run.left = sum(len(wanted) for _, wanted in stretches)
+    for split, wanted in stretches:
+        place = Ranks.slice_of(0, ranks, split) if running is None else running.among(ranks)
+        if run.is_late(place):
             break
-        try:
-            rows += _rows(pair, measure(pair, point, stages=with_stages), ceilings, all_reduce, provenance)
-        except (torch.OutOfMemoryError, UnsupportedDevice) as error:
-            if place.group is not None:  # the others are inside the round
-                raise
-            messages.append(f"{point}: left out, {str(error).splitlines()[0]}")
+        pair = k26_pair(place, layers, device)
+        provenance = run_provenance(
+            device=device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
+            drafter_sha256=pair.drafter_sha256, ranks=ranks, experts=split, graph="graph", impl="auto",
+            gpus=ranks - place.missing, **({} if running is None else link_facts(device)),
+        )  # fmt: skip
+        run.time(pair, wanted, provenance)
+        del pair  # there is no room for two
+        gc.collect()
         torch.cuda.empty_cache()
-        if progress is not None:
-            progress(done + 1, len(wanted))
+    if run.left:
+        run.messages.append(f"out of time: {run.left} of {run.total} points left out, the least telling ones")
     state = state_columns(before, gpu_state(device))
-    return RoundBench(rows_frame([row | state for row in rows]), tuple(messages))
+    return RoundBench(rows_frame([row | state for row in run.rows]), tuple(run.messages))
+
+
+def _stretches(
+    experts: str | None, running: Ranks | None, chosen: Sequence[Choice] | None
+) -> list[tuple[str, Sequence[Choice]]]:
+    if running is not None:
+        return [(running.experts, rank_points() if chosen is None else chosen)]
+    if chosen is None:
+        return list(slice_points()) if experts is None else [(experts, points())]
+    return [(split, chosen) for split in (("tp", "ep") if experts is None else (experts,))]
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the points of a run share, and what has come of them."""
+
+    end: float
+    """On the clock of time.monotonic."""
+    ceilings: Ceilings
+    all_reduce: AllReduce
+    progress: Progress | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    total: int = 0
+    left: int = 0
+
+    def is_late(self, ranks: Ranks) -> bool:
+        """Say whether the time is over; ranks agree, the slowest decides."""
+        return ranks.largest([time.monotonic() - self.end])[0] > 0.0
+
+    def time(self, pair: Pair, wanted: Sequence[Choice], provenance: dict[str, Any]) -> None:
+        """Time points, as many as there is time for."""
+        for point, with_stages in wanted:
+            if self.is_late(pair.ranks):
+                break
+            try:
+                found = measure(pair, point, stages=with_stages)
+                self.rows += _rows(pair, found, self.ceilings, self.all_reduce, provenance)
+            except (torch.OutOfMemoryError, UnsupportedDevice) as error:
+                if pair.ranks.group is not None:  # the others are inside the round
+                    raise
+                self.messages.append(f"{point}: left out, {str(error).splitlines()[0]}")
+            torch.cuda.empty_cache()
+            self.left -= 1
+            if self.progress is not None:
+                self.progress(self.total - self.left, self.total)
 
 
 def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
