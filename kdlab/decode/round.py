@@ -13,6 +13,7 @@ from kdlab.decode.streams import Streams
 from kdlab.kernels import add_norm, draft_attention, embed_shard, router
 from kdlab.kernels.capture import capture
 from kdlab.kernels.draft_topk import MAX_K
+from kdlab.kernels.jit import looking_once
 from kdlab.kernels.round_rows import round_rows
 from kdlab.kernels.stage import span, stage
 from kdlab.kernels.tree_accept import tree_accept_impl
@@ -65,7 +66,8 @@ class Round:
         """Queue one round of every running stream, and its record."""
         with span("round"):
             if self._graph is None:
-                self._run()
+                with looking_once():
+                    self._run()
             else:
                 self._graph.replay()
 
