@@ -10,11 +10,14 @@ import torch
 import kdlab
 from kdlab.decode import decoding, engine, methods
 from kdlab.decode.methods import make_method
+from kdlab.decode.round import Round
 from kdlab.decode.round_buffer import Mailbox, RoundBuffer
 from kdlab.decode.settings import _check_graph
 from kdlab.decode.streams import Streams
 from kdlab.decode.transcript import Transcript
 from kdlab.errors import KdlabError, NotSupported
+from kdlab.kernels import jit
+from kdlab.model.target import Target
 from kdlab.tree import Acceptance, DraftTree, accept
 from tests.decode.rounds import assert_same_record, assert_same_rounds, assert_same_tree
 from tests.pairs import golden_prompts, tiny_pair
@@ -265,3 +268,22 @@ def test_which_rounds_a_gpu_captures(method, options, op_impl, captured):
     else:
         with pytest.raises(NotSupported, match="graph"):
             _check_graph(GPU_PAIR, "on", made, op_impl)
+
+
+def test_prefill_and_every_eager_round_look_at_the_sources_once(monkeypatch):
+    blocks, run, target = [], Round._run, Target.forward
+
+    def noted(name, call):
+        def wrapper(*args, **options):
+            blocks.append((name, jit._block.token))
+            return call(*args, **options)
+
+        return wrapper
+
+    monkeypatch.setattr(Round, "_run", noted("round", run))
+    monkeypatch.setattr(Target, "forward", noted("forward", target))
+    kdlab.generate(tiny_pair(), PROMPTS[:1], max_new_tokens=4)
+    assert {name for name, _ in blocks} == {"round", "forward"}
+    assert all(token is not None for _, token in blocks)
+    assert len({token for name, token in blocks if name == "round"}) == sum(name == "round" for name, _ in blocks)
+    assert jit._block.token is None
