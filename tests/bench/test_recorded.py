@@ -22,10 +22,11 @@ def test_recorded_times_are_of_every_op_at_all_heads():
     assert set(table["heads"].dropna()) == set(HEADS)
     assert (table.loc[table["impl"] == "naive", "prefix"] <= 4096).all()
     own = table[table["own"] & (table["mode"] == "graph")]
-    # A launch that begins while the one before ends may take less than a lone one of a kernel that does nothing.
+    # A launch that begins while the one before ends takes less than a lone one of a kernel that does nothing: 0.8 of
+    # 1.1 us where a norm is all there is to do.
     launch_us = rows.loc[(rows["op"] == "ceiling") & (rows["unit"] == "us"), "value"].iloc[0]
     assert (own.loc[own["floor_us"] > launch_us, "roofline"] < 1.05).all()
-    assert (own["roofline"] < 1.25).all()
+    assert (own["roofline"] < 1.4).all()
     assert set(error_table(rows)["op"]) == set(OPS)
     assert KERNELS.stat().st_size < 3_000_000
 
