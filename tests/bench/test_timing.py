@@ -1,6 +1,7 @@
 """Timing: how many sets, samples and turns (a clock of the test's own), and on a GPU the sanity of what is measured."""
 
 import gc
+import itertools
 import types
 import weakref
 
@@ -88,6 +89,18 @@ def test_the_device_rests_between_bursts_that_end_before_its_power_limit(monkeyp
     timing.sample(passes(clock, a=1000.0, b=3000.0), seconds=0.5)
     assert max(clock.bursts) <= 22_000
     assert clock.rested == pytest.approx(clock.now - 4000.0, rel=0.01)
+
+
+def test_the_first_sample_of_a_long_pass_comes_after_a_rest(monkeypatch):
+    clock, rested = Clock(monkeypatch), []
+
+    def run():
+        rested.append(clock.rested)
+        clock.now += 50_000.0
+
+    samples = timing.sample({"a": timing.Pass(run, 1, ())}, seconds=0.1)["a"]
+    assert len(samples) == 5
+    assert all(before < after for before, after in itertools.pairwise(rested[-6:]))
 
 
 def test_a_slow_arm_is_not_run_on_every_set(monkeypatch):

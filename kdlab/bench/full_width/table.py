@@ -30,7 +30,8 @@ def point_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         KEYS, us with p10 and p90 (the round in one graph), floor_us, stages_us (their sum, NaN where they were not
         timed), over_floor (stages over floors), goal, met (NaN: none set or not timed), gap (share that the host's loop
-        adds) and collectives_us (modelled; NaN where they are inside the round).
+        adds, which runs without the rests between the samples) and collectives_us (modelled; NaN where they are inside
+        the round).
     """
     table = with_case(rows)
     whole = table[table["metric"] == "round"].set_index(KEYS)
