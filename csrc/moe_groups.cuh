@@ -13,7 +13,6 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int TILE_PICKS = 8;           // N of an mma: a tile's picks, or a multiple of it
 constexpr int LISTED = 8 * TILE_PICKS;  // picks of one expert that a list holds
-
 constexpr int HELD = 1024;              // picks whose experts a block keeps
 
 struct Picks {

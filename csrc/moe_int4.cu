@@ -1,4 +1,5 @@
-// csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights, each distinct expert read once.
+// csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights. A distinct expert's weights are
+//   read once for every 8 of its picks, so once where rows are few; moe_many_rows.cu has many rows of INT4 experts.
 //   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights
 //        [T,k] f32 | gate_up [E,2I,D], gate rows first, and down [E,D,I]: INT4 words i32 and scales, or as x | the
 //        shared expert's, one dense expert of inner width SHARED_WIDTH, or null

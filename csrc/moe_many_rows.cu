@@ -4,7 +4,7 @@
 //   out  out [T,D] | between the kernels: order and tiles of moe_many_plan.cuh, hidden [T k,I], parts [T k,D], as x
 //   math out[t] = added[t] + sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]
 //   cost as moe_int4.cu: bound by bytes, from some 16 picks an expert on by 6 D I FLOP a pick
-//   ref  kernels/reference:moe_experts | test tests/kernels/test_moe_many_rows.py | sm_80 and up, sm_90 overlaps
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_many_rows.py | sm_80 and up; sm_90 overlaps
 //
 // Blocks take items of work in turns, an item being a tile of picks by a run of feature tiles; the copies run on from
 // item to item, STAGES - 1 slabs ahead. A warp has WARP_ROWS weight rows over all inputs and all picks of the tile:
@@ -123,7 +123,6 @@ DEVICE void widen(u32 (&pair)[4], u32 word) {
 #endif
   }
 }
-
 
 DEVICE void load_if(uint4& v, u32 address, bool wanted) {
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4]; }"

@@ -115,7 +115,7 @@ struct Stage : Format_ {
   static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
 };
 
-// 16 bytes of weights. They are read once: L2 shall rather keep rows and sums, which are read again.
+// 16 bytes of weights. Few picks an expert read them once: L2 shall rather keep rows and sums, which are read again.
 DEVICE void copy_weights(u8* shared, const u8* global) {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

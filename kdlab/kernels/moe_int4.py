@@ -1,4 +1,8 @@
-"""moe_int4: the experts of some rows, INT4 or dense, grouped on the device; each distinct expert is read once."""
+"""moe_int4: the experts of some rows, INT4 or dense, grouped by expert on the device.
+
+`moe_checks` looks at the arguments, `moe_builds` says which kernels run (`moe_path`) and what they are compiled with,
+`moe_launch` launches them.
+"""
 
 import torch
 from torch import Tensor
