@@ -3,7 +3,12 @@
 An op module names its builds (`Build`), asks for a kernel at every call and launches it. Asking is cheap when nothing
 changed, and after an edit of a `.cu` or `.cuh` the next call compiles: in a child process, because a compiler that
 crashes must not take a notebook's kernel with it, and into a cache on disk. `source` knows the files,
-`toolchain` the compiler, `build` compiles, `cache` keeps, `launch` launches.
+`toolchain` the compiler, `build` compiles, `cache` keeps, `launch` launches, `arguments` turns what an op passes into
+what the driver gets. `ops` makes an op known to torch; `layouts` spares it checks that the same tensors have passed.
+
+Where an op is called hundreds of times in a row (an eager round, a prefill), three things are looked up and not done
+again: whether sources are current (`looking_once`), whether arguments are right (`layouts.by_layout`), and how their
+types are converted (`Kernel.launch`).
 """
 
 import contextlib

@@ -21,8 +21,9 @@ def by_layout(function: Callable[..., T]) -> Callable[..., T]:
 
     Args:
         function: of a tensor, and more of them, dataclasses of them and hashable values, by position. It looks at no
-            values of tensors on a GPU; on the CPU, where nothing is remembered, it may. What it raises is not
-            remembered.
+            values and addresses of tensors on a GPU, and at nothing else that may change; where the first tensor is on
+            the CPU nothing is remembered, and it may. What it raises is not remembered either. Answers are shared:
+            whoever gets one leaves it as it is.
     """
     answers: dict[tuple[object, ...], T] = {}
 
