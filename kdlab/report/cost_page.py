@@ -20,7 +20,6 @@ from kdlab.study.gpus import GPUS, carried_over
 from kdlab.study.marks import published_pairs
 from kdlab.study.phase import RoundCost
 from kdlab.study.published import published_acceptance
-from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.viz.phase_words import answer, assumptions, region_table, turning_points
 
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "docs/ideas-cost.md"))
@@ -85,24 +84,17 @@ def _turns(page: CostPage) -> str:
 
 
 def _rounds(page: CostPage) -> str:
-    cost, rows, beyond = page.evidence.cost, [], False
+    cost, rows = page.evidence.cost, []
     for count in _SHOWN_STREAMS:
         row = {"streams": str(count)}
         for n in _SHOWN_ROWS:
             us = cost.us(n, drafts=n > 1, g=_SHOWN_G, streams=count, context=_SHOWN_CONTEXT)
-            again = rows_an_expert(cost.target, n, _SHOWN_G, streams=count) > ROWS_AN_EXPERT
-            row["AR" if n == 1 else f"{n} rows"] = f"{'> ' if again else ''}{us / 1e3:.1f}"
-            beyond |= again
+            row["AR" if n == 1 else f"{n} rows"] = f"{us / 1e3:.1f}"
         rows.append(row)
     words = "fitted" if cost.fit.measured else "every stage at its floor"
-    more = f" `>`: an expert sees more than {ROWS_AN_EXPERT:g} rows, whose weights are read again" if beyond else ""
-    if beyond and cost.fit.beyond:
-        fewest, most = (1.0 / (1.0 + end(cost.fit.beyond)) for end in (max, min))
-        more += f": recorded rounds there take {fewest:.1f} to {most:.1f} times as long as their fit"
-    more += "." if beyond else ""
     return (
         f"Milliseconds of a round, {words}, collectives included: {cost.ranks} ranks, g = {_SHOWN_G:g}, context "
-        f"{_SHOWN_CONTEXT:,}.{more}\n\n{_markdown(pd.DataFrame(rows))}"
+        f"{_SHOWN_CONTEXT:,}.\n\n{_markdown(pd.DataFrame(rows))}"
     )
 
 

@@ -17,7 +17,6 @@ from kdlab.errors import ArgumentError
 from kdlab.study.best import CONTROLS
 from kdlab.study.bootstrap import percentile_interval
 from kdlab.study.gpus import MEASURED_H200, Gpu
-from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, rows_an_expert
 from kdlab.study.step_cost import Step
 from kdlab.study.step_fit import RoundFit, RoundTime, round_time
 from kdlab.study.workloads import Arm, Workload
@@ -99,15 +98,14 @@ def arm_speeds(work: Workload, cost: RoundCost, *, g: float, streams: int, conte
     """Divide acceptance by cost, arm by arm.
 
     Returns:
-        method, setting, tokens_per_round and tok_s (all streams; NaN where an expert sees more rows than in any fitted
-        round, on average ROWS_AN_EXPERT).
+        method, setting, tokens_per_round and tok_s (all streams; NaN where they verify more rows than the largest
+        fitted round).
     """
     yields = work.yields()
     table = pd.DataFrame(work.arms, columns=["method", "setting"]).assign(tokens_per_round=yields.tokens[0])
     tok_s = 1e6 * streams * yields.speeds(cost.at(g=g, streams=streams, context=context), streams)[0]
-    mean_rows = np.rint(yields.shares[0] @ yields.rows).astype(int).tolist()
-    seen = np.array([rows_an_expert(cost.target, rows, g, streams=streams) for rows in mean_rows])
-    return table.assign(tok_s=np.where(cost.fit.measured & (seen > ROWS_AN_EXPERT), np.nan, tok_s))
+    rows = streams * (yields.shares[0] @ yields.rows)
+    return table.assign(tok_s=np.where(rows > cost.fit.most_rows, np.nan, tok_s))
 
 
 def tree_gain(

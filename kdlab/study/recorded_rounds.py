@@ -18,8 +18,6 @@ OTHER = "other"
 OTHER_STAGE = Stage(OTHER, Cost(0), 1)
 """What a round launches outside of every stage: it moves nothing, and counts as one launch."""
 _KEY = ("rows", "streams", "context", "g", "ranks", "experts", "layers")
-ROWS_AN_EXPERT = 8.0
-"""Rows that an expert's weights are read for at once: above, they are read again, which `step_cost` does not know."""
 _ONE_RUN = ("gpu", "gpu_uuid", "commit", "graph", "impl", "dtype", "driver", "torch")
 
 Key = tuple[Any, ...]
@@ -52,24 +50,24 @@ class WholeTime:
         """S."""
         return int(self.key[1])
 
+    @property
+    def tokens(self) -> int:
+        """T, rows of all streams."""
+        return self.rows * self.streams
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedRounds:
-    """What one run measured: stages alone, and whole rounds without collectives.
-
-    Attributes:
-        beyond: whole rounds that ask an expert for more than ROWS_AN_EXPERT rows on average, no part of the fit.
-    """
+    """What one run measured: stages alone, and whole rounds without collectives."""
 
     stages: tuple[StageTime, ...]
     wholes: tuple[WholeTime, ...]
-    beyond: tuple[WholeTime, ...] = ()
 
 
 def read_rounds(
     rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8, experts: str = "tp"
 ) -> RecordedRounds:
-    """Read the rounds of one rank's slice, those apart that ask an expert for more than ROWS_AN_EXPERT rows.
+    """Read the rounds of one rank's slice.
 
     Args:
         rows: result rows of `kdlab bench round`; those of other ops, ranks or experts are passed over.
@@ -87,34 +85,20 @@ def read_rounds(
     check_table(chosen, fields=_ONE_RUN)
     stages: list[StageTime] = []
     wholes: list[WholeTime] = []
-    beyond: list[WholeTime] = []
     for metric, text, us in zip(chosen["metric"], chosen["case"], chosen["value"], strict=True):
         case = json.loads(text)
         key = tuple(case[name] for name in _KEY)
-        again = rows_an_expert(target, key[0], key[3], streams=key[1]) > ROWS_AN_EXPERT
         known = _stages_of(key, target, drafter)
         if metric == "round":
-            (beyond if again else wholes).append(WholeTime(tuple(known.values()), float(us), key))
+            wholes.append(WholeTime(tuple(known.values()), float(us), key))
         elif metric == "stage":
             if case["stage"] not in known:
                 raise ArgumentError("rows", "stages of the model's rounds", repr(case["stage"]))
-            if not again:
-                stages.append(StageTime(known[case["stage"]], float(us), key))
+            stages.append(StageTime(known[case["stage"]], float(us), key))
     for name, found in (("whole rounds", wholes), ("a round's stages", stages)):
         if not found:
             raise ArgumentError("rows", f"times of {name}, {ranks} ranks, {experts}", "none")
-    return RecordedRounds(tuple(stages), tuple(wholes), tuple(beyond))
-
-
-def rows_an_expert(target: TargetConfig, rows: int, g: float, *, streams: int = 1) -> float:
-    """Return how many rows ask for each distinct expert of a layer, on average.
-
-    Args:
-        target: constants.
-        rows, g, streams: verified a stream, the exponent of routing, and S.
-    """
-    step = Step.routed(target, rows, g, streams=streams)
-    return step.tokens * target.num_experts_per_tok / step.distinct
+    return RecordedRounds(tuple(stages), tuple(wholes))
 
 
 @lru_cache(maxsize=1024)

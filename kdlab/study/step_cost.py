@@ -12,17 +12,20 @@ from kdlab.checks import check_choice, check_float, check_int
 from kdlab.config import INT4_GROUP, DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.kernels.add_norm import add_norm_cost
+from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.kv_commit import kv_commit_cost
 from kdlab.kernels.norm_rope import norm_rope_cost
 from kdlab.kernels.tree_accept import tree_accept_cost
 from kdlab.kernels.tree_build import tree_build_cost
 from kdlab.kernels.verify_attention import verify_attention_cost
+from kdlab.kernels.verify_attention_wgmma import most_parts
 from kdlab.study.experts import busiest_rank, distinct_experts
 
 LAUNCH_US = 1.1
 """What a kernel costs in a CUDA graph that does nothing: added to a floor for each launch."""
 _VALUE = 2  # bytes of bfloat16
+_ATTENTION_TILE, _MULTIPROCESSORS = 64, 132  # (row, head) pairs of a tile of attention; blocks that an H200 runs at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,16 @@ class Stage:
         cost: of all its calls together.
         launches: fewest kernels, over all layers.
         replicated: of the bytes, those that every rank reads alike, whatever the number of ranks.
+        parts: pieces to which its work is dealt out and which are put together one behind the other, over all calls.
+        hides: it loads while it computes, so that the shorter of its two times costs nothing.
     """
 
     name: str
     cost: Cost
     launches: int
     replicated: int = 0
+    parts: int = 0
+    hides: bool = False
 
     def floor_us(self, *, bytes_per_s: float, flops_per_s: float, launch_us: float) -> float:
         """Return microseconds that no implementation beats, see the module's first lines."""
@@ -177,8 +184,16 @@ def _attention_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
     yield Stage("norm_rope", _times(norm_rope_cost(rows, heads, latent, rope), layers), layers)
     one = verify_attention_cost(step.rows, [step.context] * step.streams, heads, latent_dim=latent, rope_dim=rope)
     keys = layers * _VALUE * step.streams * (step.context + step.rows) * (latent + rope)
-    yield Stage("attention", _times(one, layers), layers, keys)
+    parts = layers * _attention_parts(step, heads)
+    yield Stage("attention", _times(one, layers), layers, keys, parts, hides=True)
     yield Stage("o_proj", linear_cost(rows, heads * target.v_head_dim, width, layers), layers)
+
+
+def _attention_parts(step: Step, heads: int) -> int:
+    """Into how many parts a tile's keys are cut; 0 where tiles are so many that they stay whole."""
+    tiles, pages = -(-step.rows * heads // _ATTENTION_TILE), -(-(step.context + step.rows) // PAGE_SIZE)
+    parts = most_parts(step.streams * tiles, pages, _MULTIPROCESSORS)
+    return parts if parts > 1 else 0
 
 
 def _feed_forward_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:

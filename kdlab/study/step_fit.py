@@ -1,16 +1,17 @@
 """Round times from the stages of `step_cost`: fitted to recorded rounds, then any step on any GPU.
 
 A stage takes slope * (the longer of its bytes' and its operations' time) + rest * (the shorter of them) + a price a
-launch: a perfect kernel has a slope of 1 and hides the shorter one. The three numbers are fitted to the times of one
-GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that is bytes,
-where weights are all that a stage reads), the others at least 0. A whole round takes scale * the sum of its stages +
-a fixed time, fitted to whole rounds alike: it is not what its stages take alone. What whole rounds are still off by
-depends on the rows of all streams, with or without a drafter, and is put right by that: kernels change their ways with
-rows. Collectives come on top, see `collectives`.
+launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the times
+of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that is
+bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts and no rest: with one,
+rounds of 32 streams at 8k, no stage of which was timed, come out too long by an eighth. A whole round takes scale * the
+sum of its stages + a fixed time, fitted to whole rounds alike: it is not what its stages take alone. What whole rounds
+are still off by depends on the rows of all streams, with or without a drafter, and is put right by that: kernels change
+their ways with rows. Collectives come on top, see `collectives`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.study.collectives import MODELLED, AllReduce, collectives_us
 from kdlab.study.gpus import MEASURED_H200, Gpu
-from kdlab.study.recorded_rounds import OTHER, OTHER_STAGE, RecordedRounds, StageTime
+from kdlab.study.recorded_rounds import OTHER, OTHER_STAGE, RecordedRounds, StageTime, WholeTime
 from kdlab.study.step_cost import LAUNCH_US, Stage, Step, round_stages
 
 WHOLE = "whole round"
@@ -30,7 +31,7 @@ WHOLE = "whole round"
 
 @dataclass(frozen=True, slots=True)
 class StageFit:
-    """us = slope * longer + rest * shorter + launch_us * launches, of the times of a stage's bytes and operations.
+    """us = slope * longer + rest * shorter + launch_us * launches + part_us * parts: of bytes' and operations' times.
 
     Attributes:
         residuals: (fitted - measured) / measured, a point each.
@@ -40,11 +41,13 @@ class StageFit:
     rest: float
     launch_us: float
     residuals: tuple[float, ...] = ()
+    part_us: float = 0.0
 
     def us(self, stage: Stage, gpu: Gpu) -> float:
         """Return the microseconds of a stage on a GPU, whose kernels are taken to be as good as the fitted ones."""
         shorter, longer = _work_us(stage, gpu)
-        return self.slope * longer + self.rest * shorter + self.launch_us * stage.launches
+        work = self.slope * longer + self.rest * shorter
+        return work + self.launch_us * stage.launches + self.part_us * stage.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,9 @@ class RoundFit:
         scale, extra_us: a whole round takes scale * the sum of its stages + extra_us.
         residuals: (fitted - measured) / measured, a whole round each, before it is put right.
         corrections: of rounds without and with a drafter.
-        checked: what each whole round is off by when it is put right by the others alone.
+        checked: what each whole round is off by when it is put right by those of other shapes alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
-        beyond: (fitted - measured) / measured of the recorded rounds that were not fitted, see `recorded_rounds`.
     """
 
     stages: Mapping[str, StageFit]
@@ -89,7 +91,11 @@ class RoundFit:
     checked: tuple[float, ...] = ()
     all_reduce: AllReduce = MODELLED
     measured: bool = True
-    beyond: tuple[float, ...] = ()
+
+    @property
+    def most_rows(self) -> float:
+        """Rows of all streams in the largest fitted round; infinite where nothing was measured."""
+        return max((rows for right in self.corrections.values() for rows in right.rows), default=float("inf"))
 
     @property
     def error(self) -> float:
@@ -162,25 +168,24 @@ def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: A
     sums = np.array([sum(stages[stage.name].us(stage, gpu) for stage in one.stages) for one in recorded.wholes])
     us = np.array([one.us for one in recorded.wholes])
     (scale, extra_us), residuals = _relative_fit(np.stack([sums, np.ones(len(us))], axis=1), us, np.zeros(2))
-    points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+    points: dict[bool, list[tuple[WholeTime, float]]] = {False: [], True: []}
     for one, off in zip(recorded.wholes, residuals, strict=True):
-        points[one.rows > 1].append((one.rows * one.streams, 1.0 / (1.0 + off)))
-    corrections = {drafts: Correction.of(found) for drafts, found in points.items()}
+        points[one.rows > 1].append((one, 1.0 / (1.0 + off)))
+    corrections = {drafts: _correction(found) for drafts, found in points.items()}
     checked = tuple(off for found in points.values() for off in _left_out_errors(found))
-    fit = RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce)
-    beyond = []
-    for one in recorded.beyond:
-        total = sum(stages[stage.name].us(stage, gpu) for stage in one.stages)
-        beyond.append(fit.whole_us(total, one.rows * one.streams, drafts=one.rows > 1) / one.us - 1.0)
-    return replace(fit, beyond=tuple(beyond))
+    return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce)
 
 
-def _left_out_errors(points: Sequence[tuple[int, float]]) -> list[float]:
-    """What each point is off by when the others put it right."""
+def _correction(points: Iterable[tuple[WholeTime, float]]) -> Correction:
+    return Correction.of([(one.tokens, factor) for one, factor in points])
+
+
+def _left_out_errors(points: Sequence[tuple[WholeTime, float]]) -> list[float]:
+    """What each round is off by when those of other shapes put it right: another routing alone is not another shape."""
     found = []
-    for place, (rows, factor) in enumerate(points):
-        others = Correction.of([*points[:place], *points[place + 1 :]])
-        found.append(others.at(rows) / factor - 1.0)
+    for one, factor in points:
+        others = _correction(other for other in points if other[0].key[:3] != one.key[:3])
+        found.append(others.at(one.tokens) / factor - 1.0)
     return found
 
 
@@ -222,12 +227,12 @@ def round_time(
 
 
 def fit_table(fit: RoundFit) -> pd.DataFrame:
-    """Return one row a stage: slope, rest, launch_us, points, residual_median and residual_worst (absolute).
+    """Return one row a stage: slope, rest, launch_us, part_us, points, residual_median, residual_worst (absolute).
 
     The last row is of whole rounds: its slope is their scale, its launch_us what they take beside it.
     """
-    rows = [_fit_row(name, one.slope, one.rest, one.launch_us, one.residuals) for name, one in fit.stages.items()]
-    return pd.DataFrame([*rows, _fit_row(WHOLE, fit.scale, 0.0, fit.extra_us, fit.residuals)])
+    whole = StageFit(fit.scale, 0.0, fit.extra_us, fit.residuals)
+    return pd.DataFrame([_fit_row(name, one) for name, one in [*fit.stages.items(), (WHOLE, whole)]])
 
 
 def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H200) -> pd.DataFrame:
@@ -247,10 +252,11 @@ def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H
 
 
 def _fit(points: list[StageTime], gpu: Gpu) -> StageFit:
-    terms = np.array([[*_work_us(point.stage, gpu), point.stage.launches] for point in points], dtype=np.float64)
-    least = np.array([0.0, 1.0, 0.0])
-    (rest, slope, launch_us), residuals = _relative_fit(terms, np.array([point.us for point in points]), least)
-    return StageFit(slope, rest, launch_us, residuals)
+    stages = [point.stage for point in points]
+    terms = np.array([[*_work_us(stage, gpu), stage.launches, stage.parts] for stage in stages], dtype=np.float64)
+    least = np.array([0.0, 1.0, 0.0, 0.0])
+    (rest, slope, launch_us, part_us), residuals = _relative_fit(terms, np.array([point.us for point in points]), least)
+    return StageFit(slope, rest, launch_us, residuals, part_us)
 
 
 def _relative_fit(terms: np.ndarray, us: np.ndarray, least: np.ndarray) -> tuple[list[float], tuple[float, ...]]:
@@ -259,13 +265,14 @@ def _relative_fit(terms: np.ndarray, us: np.ndarray, least: np.ndarray) -> tuple
     return found.tolist(), tuple((terms @ found / us - 1.0).tolist())
 
 
-def _fit_row(name: str, slope: float, rest: float, launch_us: float, residuals: tuple[float, ...]) -> dict[str, Any]:
-    sizes = np.abs(residuals) if residuals else np.array([np.nan])
+def _fit_row(name: str, one: StageFit) -> dict[str, Any]:
+    sizes = np.abs(one.residuals) if one.residuals else np.array([np.nan])
     found = {"residual_median": float(np.median(sizes)), "residual_worst": float(np.max(sizes))}
-    return {"stage": name, "slope": slope, "rest": rest, "launch_us": launch_us, "points": len(residuals), **found}
+    prices = {"slope": one.slope, "rest": one.rest, "launch_us": one.launch_us, "part_us": one.part_us}
+    return {"stage": name, **prices, "points": len(one.residuals), **found}
 
 
 def _work_us(stage: Stage, gpu: Gpu) -> tuple[float, float]:
-    """The shorter and the longer of the times that a stage's bytes and operations take."""
+    """The shorter and the longer of the times that a stage's bytes and operations take; 0 for one that it hides."""
     moved, computed = 1e6 * stage.cost.bytes / gpu.bytes_per_s, 1e6 * stage.cost.flops / gpu.flops_per_s
-    return min(moved, computed), max(moved, computed)
+    return 0.0 if stage.hides else min(moved, computed), max(moved, computed)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pandas as pd
 
 from kdlab.study.phase import COSTS, OPEN, PAYS, RoundCost
-from kdlab.study.recorded_rounds import ROWS_AN_EXPERT
 from kdlab.study.step_fit import WHOLE, fit_table
 from kdlab.viz.wording import percent, span_text, streams_text
 
@@ -67,17 +66,12 @@ def assumptions(cost: RoundCost, num_prompts: int, level: float = 0.95) -> list[
         stage = table.drop(index=WHOLE)["residual_median"].median()
         times = (
             f"Round times are fitted to rounds of one rank's slice, random weights, on one GPU: stages off by "
-            f"{stage:.1%} in the median, {int(whole['points'])} whole rounds by {whole['residual_median']:.1%}, and by "
-            f"{fit.error:.1%} once they are put right by what others of as many rows are off by."
+            f"{stage:.1%} in the median, {int(whole['points'])} whole rounds of up to {fit.most_rows:,.0f} rows of all "
+            f"streams by {whole['residual_median']:.1%} in the median and {whole['residual_worst']:.1%} at most, by "
+            f"{fit.error:.1%} in the median once they are put right by rounds of other shapes and as many rows."
         )
     else:
         times = "**No round is recorded**: every stage stands at its floor, which no kernel reaches."
-    if fit.beyond:
-        times += (
-            f" {len(fit.beyond)} recorded rounds ask an expert for more than {ROWS_AN_EXPERT:g} rows and are left out: "
-            f"there its weights are read again, the fit is off by {span_text(max(fit.beyond), min(fit.beyond))}, so it "
-            "favours large trees at many streams."
-        )
     return [
         "Acceptance is kimi-k26-mini's, block 8, whose drafter and text are not K2.6's; places between its kinds of "
         "text are mixes of two of them, round by round.",

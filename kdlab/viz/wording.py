@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from kdlab.study import BestBudget
-from kdlab.study.recorded_rounds import ROWS_AN_EXPERT
 from kdlab.viz.arms import arm_label
 
 
@@ -37,7 +36,7 @@ def streams_text(num_streams: int) -> str:
 
 def beyond_notes(speeds: Iterable[float]) -> list[str]:
     """Say why speeds are missing, where some are: of `kdlab.study.phase.arm_speeds`, or what follows from them."""
-    words = f"left out: rounds in which an expert sees more than {ROWS_AN_EXPERT:g} rows, beyond those that were fitted"
+    words = "left out: rounds of more rows than the largest that was fitted"
     return [words] if np.isnan(list(speeds)).any() else []
 
 

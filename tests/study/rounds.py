@@ -10,7 +10,7 @@ from kdlab.study.step_cost import Stage, Step, round_stages
 from tests.golden.make_parquet_v1 import PROVENANCE
 from tests.study.k26 import DRAFTER, TARGET
 
-SLOPE, REST, LAUNCH_US, SCALE, EXTRA_US = 1.3, 0.5, 2.0, 1.05, 100.0
+SLOPE, REST, LAUNCH_US, PART_US, SCALE, EXTRA_US = 1.3, 0.5, 2.0, 0.1, 1.05, 100.0
 POINTS = tuple((rows, streams, context, g) for rows in (1, 8, 33, 65) for streams in (1, 4) for context in (1024, 8192)
                for g in (0.8, 1.0))  # fmt: skip
 MADE_UP = PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU", "gpu_uuid": "u0"}
@@ -20,7 +20,8 @@ def made_up_us(stage: Stage) -> float:
     """Microseconds of a stage, by the numbers above."""
     moved, computed = (1e6 * stage.cost.bytes / MEASURED_H200.bytes_per_s,
                        1e6 * stage.cost.flops / MEASURED_H200.flops_per_s)  # fmt: skip
-    return SLOPE * max(moved, computed) + REST * min(moved, computed) + LAUNCH_US * stage.launches
+    shorter = 0.0 if stage.hides else min(moved, computed)
+    return SLOPE * max(moved, computed) + REST * shorter + LAUNCH_US * stage.launches + PART_US * stage.parts
 
 
 def step_of(rows: int, streams: int, context: int, g: float, experts: str = "tp") -> Step:

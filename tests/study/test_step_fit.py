@@ -7,7 +7,7 @@ import pytest
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
-from kdlab.study.recorded_rounds import ROWS_AN_EXPERT, StageTime, read_rounds, rows_an_expert
+from kdlab.study.recorded_rounds import StageTime, read_rounds
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
 from kdlab.study.step_fit import (
     WHOLE,
@@ -67,16 +67,20 @@ def test_a_correction_is_the_median_and_linear_in_the_logarithm_between_rows():
     assert Correction((), ()).at(5) == 1.0
 
 
-def test_rounds_that_read_experts_again_are_no_part_of_the_fit_and_held_against_it():
-    rows = rounds.round_rows(points=[*rounds.POINTS, (65, 8, 1024, 0.8), (65, 32, 1024, 0.8)])
-    slow = (rows["metric"] == "round") & (rows["rows"] * rows["streams"] == 65 * 32)
-    rows = rows.assign(value=np.where(slow, 2.0 * rows["value"], rows["value"]))
-    fit = fit_rounds(read_rounds(rows, TARGET, DRAFTER))
-    assert fit.beyond == pytest.approx((0.0, -0.5), abs=0.01)
-    assert (fit.scale, len(fit.residuals)) == (pytest.approx(FIT.scale), len(rounds.POINTS))
-    assert FIT.beyond == ()
-    assert rows_an_expert(TARGET, 1, 0.8) == pytest.approx(1.0)
-    assert rows_an_expert(TARGET, 65, 0.8, streams=8) > ROWS_AN_EXPERT
+def test_a_round_is_checked_by_rounds_of_other_shapes_not_by_its_own_with_another_routing():
+    rows = rounds.round_rows()
+    slow = (rows["metric"] == "round") & (rows["rows"] * rows["streams"] == 65 * 4) & (rows["context"] == 8192)
+    fit = fit_rounds(read_rounds(rows.assign(value=np.where(slow, 1.5 * rows["value"], rows["value"])), TARGET, DRAFTER))
+    assert sum(abs(off) > 0.2 for off in fit.checked) >= slow.sum() == 2
+    assert fit.most_rows == 260
+
+
+def test_attention_of_few_tiles_is_cut_into_parts_whose_price_is_found():
+    parts = {(n, streams): next(stage.parts for stage in round_stages(TARGET, DRAFTER, rounds.step_of(n, streams, 8192, 0.8))
+                                if stage.name == "attention") / 61 for n, streams in ((1, 1), (64, 1), (8, 8), (65, 8))}
+    assert parts == {(1, 1): 129, (64, 1): 16, (8, 8): 16, (65, 8): 0}
+    assert FIT.stages["attention"].part_us == pytest.approx(rounds.PART_US, rel=1e-3)
+    assert FIT.stages["attention"].rest == 0.0
 
 
 def test_residuals_show_a_model_that_does_not_fit():
