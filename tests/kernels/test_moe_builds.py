@@ -36,5 +36,6 @@ def test_every_output_of_a_row_has_a_block():
 def test_shared_memory_fits_the_smallest_card():
     builds = [*BUILDS, rows_build(F16, F32, 64, 1024, 5), rows_build(F32, None, 4096, 4096, 8)]
     for build in builds:
-        assert max(size for _, size in build.shared_bytes) <= 100_000  # of 101,376, the rest is static
+        most = 100_000 if build.file == "moe_many_rows.cu" else 90_000  # of 101,376, the rest is static
+        assert max(size for _, size in build.shared_bytes) <= most
         assert all(count >= 2 for name, count in build.defines if name.endswith("STAGES"))
