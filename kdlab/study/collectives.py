@@ -1,20 +1,24 @@
 """The time of a round's all-reduces: modelled, or fitted to measured ones and carried on to more ranks.
 
 One all-reduce takes a fixed time, a time for each of the 2 (ranks - 1) hops of a ring, and the ring's bytes over the
-link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks.
+link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. These are times of chains of all-reduces. A round
+takes longer still: the kernel behind a collective of NCCL does not begin early, as behind one of kdlab's, and ranks
+wait for one another. That is `wait_us` for each of them, fitted to whole rounds of several GPUs.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.study.compare import check_table
 from kdlab.study.gpus import MEASURED_H200, Gpu
+from kdlab.study.recorded_rounds import recorded_step
 from kdlab.study.step_cost import Step, all_reduces
 
 ALL_REDUCE_US = MEASURED_H200.all_reduce_us
@@ -24,11 +28,14 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link); `ring` is 1 at the link's rate.
+    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link) + wait_us.
 
     Attributes:
+        base_us, hop_us: of a chain of them; scaled by what a GPU's small all-reduce is assumed to take.
+        ring: 1 at the link's rate.
         measured_ranks: numbers of ranks that it was fitted to; none: modelled.
         residuals: (fitted - measured) / measured, a point each.
+        wait_us: what a round waits for each beside it, see `with_waits`.
     """
 
     base_us: float
@@ -36,23 +43,26 @@ class AllReduce:
     ring: float
     measured_ranks: tuple[int, ...] = ()
     residuals: tuple[float, ...] = ()
+    wait_us: float = 0.0
 
     def us(self, ranks: int, num_bytes: float, gpu: Gpu = MEASURED_H200, calls: int = 1) -> float:
         """Return microseconds of `calls` all-reduces that together move `num_bytes`; 0 on one rank."""
         if ranks == 1:
             return 0.0
         fixed = (self.base_us + self.hop_us * 2 * (ranks - 1)) * gpu.all_reduce_us / ALL_REDUCE_US
-        return calls * fixed + self.ring * _ring_us(ranks, num_bytes, gpu)
+        return calls * (fixed + self.wait_us) + self.ring * _ring_us(ranks, num_bytes, gpu)
 
     def source(self, ranks: int) -> str:
         """Say where the time for so many ranks comes from."""
         if not self.measured_ranks:
             return f"modelled, {self.base_us:g} us each and the ring's bytes"
         known = f"measured on {' and '.join(str(number) for number in self.measured_ranks)} GPUs"
+        if self.wait_us:
+            known += f", with {self.wait_us:.1f} us each that whole rounds take beside them"
         if ranks in self.measured_ranks:
             return known
         if len(self.measured_ranks) == 1:
-            return f"{known}; {ranks} are taken to have the same fixed time, which is the least it can be"
+            return f"{known}; {ranks} are taken to have the same fixed time and waits, which is the least they can be"
         return f"{known}, carried on to {ranks}"
 
 
@@ -86,6 +96,44 @@ def fit_all_reduce(rows: pd.DataFrame, gpu: Gpu = MEASURED_H200) -> AllReduce:
     found, _ = nnls(terms / us[:, None], np.ones(len(us)))
     base_us, hop_us, ring = found.tolist()
     return AllReduce(base_us, hop_us, ring, known, tuple((terms @ found / us - 1.0).tolist()))
+
+
+def with_waits(
+    all_reduce: AllReduce, rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, gpu: Gpu = MEASURED_H200
+) -> AllReduce:
+    """Return it with `wait_us` fitted to whole rounds of several GPUs, each beside its slice without collectives.
+
+    Args:
+        all_reduce: of `fit_all_reduce`.
+        rows: of `kdlab bench round --gpus`; rounds of one GPU, or without a slice, are passed over.
+        target, drafter: constants of the models whose rounds were timed.
+        gpu: what they were measured on.
+    """
+    cases = [json.loads(text) for text in rows["case"]]
+    timed = rows[[op == "round" and case.get("gpus", 1) > 1 for op, case in zip(rows["op"], cases, strict=True)]]
+    wide = timed.pivot(index="case", columns="metric", values="value")
+    if not {"round", "slice"} <= set(wide.columns):
+        return all_reduce
+    found = []
+    for text, us, slice_us in wide[["round", "slice"]].dropna().itertuples():
+        case = json.loads(text)
+        model = replace(target, num_hidden_layers=case["layers"])
+        calls, moved = all_reduces(model, drafter if case["rows"] > 1 else None, recorded_step(case, target))
+        found.append((us, slice_us + all_reduce.us(case["gpus"], moved, gpu, calls), calls))
+    return replace(all_reduce, wait_us=all_reduce.wait_us + fit_wait(*zip(*found, strict=True)))
+
+
+def fit_wait(us: ArrayLike, apart_us: ArrayLike, calls: ArrayLike) -> float:
+    """Return the least squares of the relative error of us = apart_us + wait * calls, at least 0.
+
+    Args:
+        us: whole rounds, [n].
+        apart_us: the same without collectives, and their collectives alone, [n].
+        calls: all-reduces of each, [n].
+    """
+    whole, apart, number = (np.asarray(values, dtype=np.float64) for values in (us, apart_us, calls))
+    (wait,), _ = nnls((number / whole)[:, None], 1.0 - apart / whole)
+    return float(wait)
 
 
 def collectives_us(

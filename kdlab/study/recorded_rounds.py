@@ -65,22 +65,21 @@ class RecordedRounds:
 
 
 def read_rounds(
-    rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8, experts: str = "tp"
+    rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, *, ranks: int = 8
 ) -> RecordedRounds:
-    """Read the rounds of one rank's slice.
+    """Read the rounds of one rank's slice, experts split in either way: one fit, as the kernels are the same.
 
     Args:
-        rows: result rows of `kdlab bench round`; those of other ops, ranks or experts are passed over.
+        rows: result rows of `kdlab bench round`; those of other ops or ranks are passed over.
         target, drafter: constants of the models whose rounds were timed.
-        ranks, experts: how they were split.
+        ranks: over which they were split.
 
     Raises:
         ArgumentError: no such row, or a stage that the model's rounds do not have.
         ComparisonError: rows of different cards, commits or versions.
     """
     cases = [json.loads(text) for text in rows["case"]]
-    wanted = [op == "round" and (case.get("ranks"), case.get("experts")) == (ranks, experts)
-              for op, case in zip(rows["op"], cases, strict=True)]  # fmt: skip
+    wanted = [op == "round" and case.get("ranks") == ranks for op, case in zip(rows["op"], cases, strict=True)]
     chosen = rows[wanted]
     check_table(chosen, fields=_ONE_RUN)
     stages: list[StageTime] = []
@@ -97,15 +96,24 @@ def read_rounds(
             stages.append(StageTime(known[case["stage"]], float(us), key))
     for name, found in (("whole rounds", wholes), ("a round's stages", stages)):
         if not found:
-            raise ArgumentError("rows", f"times of {name}, {ranks} ranks, {experts}", "none")
+            raise ArgumentError("rows", f"times of {name}, {ranks} ranks", "none")
     return RecordedRounds(tuple(stages), tuple(wholes))
+
+
+def recorded_step(case: Mapping[str, Any], target: TargetConfig) -> Step:
+    """Return what a recorded round was asked for: random weights accept nothing, it commits its bonus token alone.
+
+    Args:
+        case: of a result row.
+        target: constants.
+    """
+    rows, point = case["rows"], {name: case[name] for name in ("streams", "context", "ranks", "experts")}
+    return Step.routed(target, rows, case["g"], **point, top_k=max(1, rows - 1), committed=1)
 
 
 @lru_cache(maxsize=1024)
 def _stages_of(key: Key, target: TargetConfig, drafter: DrafterConfig) -> Mapping[str, Stage]:
-    rows, streams, context, g, ranks, experts, layers = key
-    split = {"context": context, "ranks": ranks, "experts": experts}
-    # As the benchmark asks: random weights accept nothing, so that a round commits its bonus token alone.
-    step = Step.routed(target, rows, g, streams=streams, **split, top_k=max(1, rows - 1), committed=1)
-    stages = round_stages(replace(target, num_hidden_layers=layers), drafter if rows > 1 else None, step)
+    case = dict(zip(_KEY, key, strict=True))
+    model = replace(target, num_hidden_layers=case["layers"])
+    stages = round_stages(model, drafter if case["rows"] > 1 else None, recorded_step(case, target))
     return {stage.name: stage for stage in (*stages, OTHER_STAGE)}

@@ -25,7 +25,7 @@ from kdlab.study.experts import busiest_rank, distinct_experts
 LAUNCH_US = 1.1
 """What a kernel costs in a CUDA graph that does nothing: added to a floor for each launch."""
 _VALUE = 2  # bytes of bfloat16
-_ATTENTION_TILE, _MULTIPROCESSORS = 64, 132  # (row, head) pairs of a tile of attention; blocks that an H200 runs at once
+_ATTENTION_TILE, _MULTIPROCESSORS = 64, 132  # (row, head) pairs of a tile of attention; an H200's, a block each
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Round times from the stages of `step_cost`: fitted to recorded rounds, then any step on any GPU.
 
 A stage takes slope * (the longer of its bytes' and its operations' time) + rest * (the shorter of them) + a price a
-launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the times
-of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that is
-bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts and no rest: with one,
-rounds of 32 streams at 8k, no stage of which was timed, come out too long by an eighth. A whole round takes scale * the
-sum of its stages + a fixed time, fitted to whole rounds alike: it is not what its stages take alone. What whole rounds
-are still off by depends on the rows of all streams, with or without a drafter, and is put right by that: kernels change
-their ways with rows. Collectives come on top, see `collectives`.
+launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the
+times of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that
+is bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts, and no rest: with
+a rest, rounds of 8 rows of 32 streams at 8k, no stage of which was timed, come out too long by an eighth. A whole round
+takes scale * the sum of its stages + a fixed time, fitted to whole rounds alike: it is not what its stages take alone.
+What whole rounds are still off by depends on the rows of all streams, with or without a drafter, and is put right by
+that: kernels change their ways with rows. Collectives come on top, see `collectives`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -181,7 +181,7 @@ def _correction(points: Iterable[tuple[WholeTime, float]]) -> Correction:
 
 
 def _left_out_errors(points: Sequence[tuple[WholeTime, float]]) -> list[float]:
-    """What each round is off by when those of other shapes put it right: another routing alone is not another shape."""
+    """What each round is off by when those of other rows, streams or context put it right."""
     found = []
     for one, factor in points:
         others = _correction(other for other in points if other[0].key[:3] != one.key[:3])
@@ -239,15 +239,16 @@ def fitted_points(recorded: RecordedRounds, fit: RoundFit, gpu: Gpu = MEASURED_H
     """Return every recorded time beside its fit, before whole rounds are put right.
 
     Returns:
-        rows, streams, context, g, stage (WHOLE for whole ones), measured_us, fitted_us, residual.
+        rows, streams, context, g, experts, stage (WHOLE for whole ones), measured_us, fitted_us, residual.
     """
     found = []
     for point in recorded.stages:
-        found.append((*point.key[:4], point.stage.name, point.us, fit.stages[point.stage.name].us(point.stage, gpu)))
+        us = fit.stages[point.stage.name].us(point.stage, gpu)
+        found.append((*point.key[:4], point.key[5], point.stage.name, point.us, us))
     for one in recorded.wholes:
         total = sum(fit.stages[stage.name].us(stage, gpu) for stage in one.stages)
-        found.append((*one.key[:4], WHOLE, one.us, fit.scale * total + fit.extra_us))
-    names = ["rows", "streams", "context", "g", "stage", "measured_us", "fitted_us"]
+        found.append((*one.key[:4], one.key[5], WHOLE, one.us, fit.scale * total + fit.extra_us))
+    names = ["rows", "streams", "context", "g", "experts", "stage", "measured_us", "fitted_us"]
     return pd.DataFrame(found, columns=names).assign(residual=lambda t: t["fitted_us"] / t["measured_us"] - 1.0)
 
 

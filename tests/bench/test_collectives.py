@@ -144,8 +144,8 @@ def test_times_stand_between_the_sizes_that_were_measured():
         times.round_us(TARGET, DRAFTER, replace(step, streams=32), 4)
 
 
-def round_rows(us, slice_us, gpus=4):
-    case = {"rows": 33, "streams": 1, "context": 1024, "g": 0.8, "experts": "tp"}
+def round_rows(us, slice_us, gpus=4, g=0.8):
+    case = {"rows": 33, "streams": 1, "context": 1024, "g": g, "experts": "tp"}
     case |= {"ranks": 8, "layers": 61, "gpus": gpus}
     columns = {"provenance": {}, "rows": 33, "streams": 1, "context": 1024, "case": case}
     rows = [bench_row("round", name, "us", samples=[value] * 3, **columns) for name, value in
@@ -153,13 +153,20 @@ def round_rows(us, slice_us, gpus=4):
     return [*rows, *(bench_row("round", name, "us", value=1.0, **columns) for name in ("floor", "loop"))]
 
 
-def test_a_round_is_held_against_its_slice_and_its_collectives():
+def test_rounds_are_held_against_their_slices_and_collectives_with_waits_of_one_length():
     expected = 123 * 43 + 13 * 18 + 15
-    for over, verdict in ((1.04, "1 of 1 rounds within 5%"), (1.06, "0 of 1 rounds within 5%")):
-        rows = rows_frame(round_rows(over * (9000.0 + expected), 9000.0))
-        table = rank_table(rows, collective_rows())
-        assert table["collectives_us"].tolist() == pytest.approx([expected])
-        assert table["difference"].tolist() == pytest.approx([over - 1.0])
+    for over, apart, without, verdict in (
+        ((1.0, 1.0), (0.0, 0.0), "2 of 2 rounds within 5%, +0.0% to +0.0%", "fitted to these rounds: 2,"),
+        ((1.07, 1.07), (0.0, 0.0), "0 of 2 rounds within 5%, +7.0% to +7.0%", "fitted to these rounds: 2,"),
+        ((1.0, 1.2), (-0.076, 0.109), "1 of 2 rounds within 5%, +0.0% to +20.0%", "rounds: 0, the furthest 10.9% away"),
+    ):
+        rows = [row for times, g in zip(over, (0.8, 1.0), strict=True)
+                for row in round_rows(times * (9000.0 + expected), 9000.0, g=g)]  # fmt: skip
+        table = rank_table(rows_frame(rows), collective_rows())
+        assert table["collectives_us"].tolist() == pytest.approx([expected] * 2)
+        assert table["waits_us"].nunique() == 1
+        assert sorted(table["difference"]) == pytest.approx(apart, abs=1e-3)
+        assert without in rank_verdict(table)
         assert verdict in rank_verdict(table)
     assert rank_table(rows_frame(round_rows(1.0, 1.0, gpus=1)), collective_rows()).empty
 

@@ -53,8 +53,14 @@ def test_recorded_collectives_are_of_every_size_and_longer_the_more_they_move():
         assert us[2080] * 4.5e5 > sums["bytes"].max()  # no link carries more than 450 GB/s in one direction
 
 
-def test_recorded_rounds_of_two_gpus_take_what_a_slice_and_the_collectives_let_expect():
-    found = rank_table(read_rows(ROUNDS), read_rows(RECORDED))
+def test_recorded_rounds_of_two_gpus_take_what_a_slice_the_collectives_and_their_waits_let_expect():
+    rows, times = read_rows(ROUNDS), read_rows(RECORDED)
+    found = rank_table(rows, times)
     assert {(1, 1), (33, 1), (33, 8)} <= set(zip(found["rows"], found["streams"], strict=True))
     assert found["difference"].abs().max() < MOST_APART
     assert (found["us"] / found["slice_us"] - 1.0 > MOST_APART).all()  # the slice alone would not do
+    without = found["us"] / (found["slice_us"] + found["collectives_us"]) - 1.0
+    assert without.max() > MOST_APART  # nor would it with the collectives but without waits
+    split = rows["case"].map(lambda text: json.loads(text)["experts"])
+    waits = [rank_table(rows[split == one], times)["waits_us"].max() for one in ("tp", "ep")]
+    assert waits[0] == pytest.approx(waits[1], rel=0.15)  # either way of splitting experts says the same

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 
 from kdlab.bench.rows import bench_row, rows_frame
+from kdlab.study.collectives import MODELLED, AllReduce
 from kdlab.study.gpus import MEASURED_H200
 from kdlab.study.recorded_rounds import OTHER_STAGE
-from kdlab.study.step_cost import Stage, Step, round_stages
+from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
 from tests.golden.make_parquet_v1 import PROVENANCE
 from tests.study.k26 import DRAFTER, TARGET
 
@@ -31,15 +32,17 @@ def step_of(rows: int, streams: int, context: int, g: float, experts: str = "tp"
 
 
 def round_rows(
-    noise: float = 0.0, *, points=POINTS, experts: str = "tp", gpus: int | None = None, **known
-) -> pd.DataFrame:
+    noise: float = 0.0, *, points=POINTS, experts: str = "tp", gpus: int | None = None, waits_us: float = 0.0,
+    all_reduce: AllReduce = MODELLED, **known,
+) -> pd.DataFrame:  # fmt: skip
     """Rows of recorded rounds.
 
     Args:
         noise: relative, of every time.
         points: (rows, streams, context, g); stages are timed alone where g is below 1.
         experts: how they are split.
-        gpus: whole rounds of several GPUs instead, collectives of 1,000 us inside.
+        gpus: whole rounds of several GPUs instead, `all_reduce` inside, and their slices without it.
+        waits_us: of each of their all-reduces, beside it.
         known: of the provenance.
     """
     draw, found = np.random.default_rng(1), []
@@ -49,9 +52,12 @@ def round_rows(
         point = {"rows": rows, "streams": streams, "context": context}
         case = point | {"g": g, "ranks": 8, "experts": experts, "layers": 61}
         columns = point | {"provenance": MADE_UP | known, "simulated": True}
-        whole = SCALE * sum(map(made_up_us, stages)) + EXTRA_US + (1000.0 if gpus else 0.0)
-        us = whole * (1.0 + noise * draw.normal())
-        case |= {"gpus": gpus} if gpus else {}
+        us = (SCALE * sum(map(made_up_us, stages)) + EXTRA_US) * (1.0 + noise * draw.normal())
+        if gpus:
+            case |= {"gpus": gpus}
+            found.append(bench_row("round", "slice", "us", case=case, samples=[us, us], **columns))
+            calls, moved = all_reduces(TARGET, DRAFTER if rows > 1 else None, step)
+            us += all_reduce.us(gpus, moved, calls=calls) + waits_us * calls
         found.append(bench_row("round", "round", "us", case=case, samples=[us, us], **columns))
         if g < 1.0 and not gpus:
             for stage in stages:

@@ -57,7 +57,7 @@ def test_speed_is_tokens_over_time_of_all_streams():
 
 
 def test_rounds_beyond_the_fitted_ones_have_no_speed():
-    crowd = {"g": 1.0, "streams": 32, "context": 1024}  # 32 rows of each are more than the 260 of the largest fitted round
+    crowd = {"g": 1.0, "streams": 32, "context": 1024}  # 32 rows of each: the largest fitted round has 260
     speeds, floors = (
         arm_speeds(work(), cost, **crowd).set_index(["method", "setting"])["tok_s"]
         for cost in (COST, RoundCost(floor_fit(TARGET, DRAFTER), TARGET, DRAFTER))

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from kdlab.errors import ArgumentError, ComparisonError
-from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce
+from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce, fit_wait, with_waits
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
 from kdlab.study.recorded_rounds import StageTime, read_rounds
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
@@ -70,15 +70,16 @@ def test_a_correction_is_the_median_and_linear_in_the_logarithm_between_rows():
 def test_a_round_is_checked_by_rounds_of_other_shapes_not_by_its_own_with_another_routing():
     rows = rounds.round_rows()
     slow = (rows["metric"] == "round") & (rows["rows"] * rows["streams"] == 65 * 4) & (rows["context"] == 8192)
-    fit = fit_rounds(read_rounds(rows.assign(value=np.where(slow, 1.5 * rows["value"], rows["value"])), TARGET, DRAFTER))
+    rows = rows.assign(value=np.where(slow, 1.5 * rows["value"], rows["value"]))
+    fit = fit_rounds(read_rounds(rows, TARGET, DRAFTER))
     assert sum(abs(off) > 0.2 for off in fit.checked) >= slow.sum() == 2
     assert fit.most_rows == 260
 
 
 def test_attention_of_few_tiles_is_cut_into_parts_whose_price_is_found():
-    parts = {(n, streams): next(stage.parts for stage in round_stages(TARGET, DRAFTER, rounds.step_of(n, streams, 8192, 0.8))
-                                if stage.name == "attention") / 61 for n, streams in ((1, 1), (64, 1), (8, 8), (65, 8))}
-    assert parts == {(1, 1): 129, (64, 1): 16, (8, 8): 16, (65, 8): 0}
+    for n, streams, parts in ((1, 1, 129), (64, 1, 16), (8, 8, 16), (65, 8, 0)):
+        stages = round_stages(TARGET, DRAFTER, rounds.step_of(n, streams, 8192, 0.8))
+        assert next(stage.parts for stage in stages if stage.name == "attention") == 61 * parts
     assert FIT.stages["attention"].part_us == pytest.approx(rounds.PART_US, rel=1e-3)
     assert FIT.stages["attention"].rest == 0.0
 
@@ -147,6 +148,16 @@ def test_measured_all_reduces_take_the_place_of_the_modelled_ones():
     assert MODELLED.us(1, 1e6) == 0.0
 
 
+def test_what_rounds_wait_for_beside_their_collectives_is_one_time_for_each():
+    measured = fit_all_reduce(rounds.all_reduce_rows())
+    waiting = with_waits(measured, rounds.round_rows(gpus=2, waits_us=3.0, all_reduce=measured), TARGET, DRAFTER)
+    assert waiting.wait_us == pytest.approx(3.0)
+    assert waiting.us(8, 1e6, calls=5) == pytest.approx(measured.us(8, 1e6, calls=5) + 15.0)
+    assert "with 3.0 us each that whole rounds take beside them" in waiting.source(8)
+    assert with_waits(measured, rounds.round_rows(), TARGET, DRAFTER) == measured  # rounds of one GPU say nothing of it
+    assert fit_wait([90.0, 80.0], [100.0, 100.0], [10, 10]) == 0.0
+
+
 @pytest.mark.parametrize("field", ["gpu", "gpu_uuid", "commit", "torch"])
 def test_rounds_of_different_cards_or_code_are_not_mixed(field):
     name = "git_commit" if field == "commit" else field
@@ -161,11 +172,15 @@ def test_all_reduces_of_different_cards_are_not_mixed():
         fit_all_reduce(pd.concat(both, ignore_index=True))
 
 
-def test_rows_of_another_split_are_passed_over():
-    other = rounds.round_rows(points=rounds.POINTS[:4], experts="ep")
-    both = pd.concat([rounds.round_rows(), other], ignore_index=True)
-    assert len(read_rounds(both, TARGET, DRAFTER).wholes) == len(rounds.POINTS)
-    assert len(read_rounds(both, TARGET, DRAFTER, experts="ep").wholes) == 4
+def test_both_ways_of_splitting_experts_are_one_fit():
+    other = rounds.round_rows(points=rounds.POINTS[:8], experts="ep")
+    whole = other[other["metric"] == "round"]
+    fit = fit_rounds(read_rounds(pd.concat([rounds.round_rows(), whole], ignore_index=True), TARGET, DRAFTER))
+    assert len(fit.residuals) == len(rounds.POINTS) + 8
+    assert max(np.abs(fit.residuals)) < 1e-3
+    slow = whole.assign(value=1.3 * whole["value"])
+    wrong = fit_rounds(read_rounds(pd.concat([rounds.round_rows(), slow], ignore_index=True), TARGET, DRAFTER))
+    assert max(np.abs(wrong.residuals)) > 0.1
 
 
 @pytest.mark.parametrize(

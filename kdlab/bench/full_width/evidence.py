@@ -14,11 +14,11 @@ from kdlab.bench.rows import read_rows
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.paths import DATA, K26_SHAPES
-from kdlab.study.collectives import MODELLED, fit_all_reduce
+from kdlab.study.collectives import MODELLED, fit_all_reduce, with_waits
 from kdlab.study.compare import check_comparable
 from kdlab.study.phase import BEST, COMPARISONS, Rivals, RoundCost, phase_table
-from kdlab.study.recorded_rounds import read_rounds
-from kdlab.study.step_cost import Step, all_reduces
+from kdlab.study.recorded_rounds import read_rounds, recorded_step
+from kdlab.study.step_cost import all_reduces
 from kdlab.study.step_fit import fit_rounds, fitted_points, floor_fit
 from kdlab.study.sweep_file import load_sweeps
 from kdlab.study.workloads import Line, Profile, Workload
@@ -109,7 +109,8 @@ class Evidence:
         Floors are among them only where the region itself does not stand on them.
         """
         reduce = self.cost.fit.all_reduce
-        slow = replace(self.cost.fit, all_reduce=replace(reduce, base_us=SLOW_REDUCE_US, hop_us=0.0))
+        slower = replace(reduce, base_us=SLOW_REDUCE_US - reduce.wait_us, hop_us=0.0)
+        slow = replace(self.cost.fit, all_reduce=slower)
         now = reduce.us(self.cost.ranks, 0.0)
         others = {
             "Trees whose rows are more alike than a chain's": (
@@ -118,7 +119,7 @@ class Evidence:
             ),
             **({"Faster kernels": ("every stage at its floor", self.floor)} if self.cost.fit.measured else {}),
             "Slower collectives": (
-                f"{SLOW_REDUCE_US:g} us for a small all-reduce instead of {now:.1f}",
+                f"{SLOW_REDUCE_US:g} us for a small all-reduce inside a round instead of {now:.1f}",
                 replace(self.cost, fit=slow),
             ),
         }
@@ -151,18 +152,21 @@ def load_evidence(
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
     missing = [f"no {paths[name].name}: {words}" for name, words in _WITHOUT.items() if not paths[name].exists()]
     reduces = fit_all_reduce(read_rows(paths["reduces"])) if paths["reduces"].exists() else MODELLED
+    several = read_rows(paths["several"]) if paths["several"].exists() else None
+    if several is not None:
+        reduces = with_waits(reduces, several, target, drafter)
     fit, points, provenance = floor_fit(target, drafter, reduces), None, {}
     floor = RoundCost(fit, target, drafter, ranks, experts)
     if paths["rounds"].exists():
         rows = read_rows(paths["rounds"])
-        recorded = read_rounds(rows, target, drafter, ranks=ranks, experts=experts)
+        recorded = read_rounds(rows, target, drafter, ranks=ranks)
         fit = fit_rounds(recorded, all_reduce=reduces)
         points, provenance = fitted_points(recorded, fit), json.loads(rows["provenance"].iloc[0])
     check_comparable([{"gpu": gpu} for gpu in _gpus(paths)], fields=("gpu",))
     cost = RoundCost(fit, target, drafter, ranks, experts)
-    several = _several(read_rows(paths["several"]), cost) if paths["several"].exists() else None
+    compared = None if several is None else _several(several, cost)
     sweeps = load_sweeps(paths["acceptance"])
-    return Evidence(cost, floor, points, several, sweeps, _line(sweeps, temperature), provenance, tuple(missing))
+    return Evidence(cost, floor, points, compared, sweeps, _line(sweeps, temperature), provenance, tuple(missing))
 
 
 _WITHOUT = {
@@ -188,17 +192,16 @@ def _several(rows: pd.DataFrame, cost: RoundCost) -> pd.DataFrame:
     found = []
     for text, metric, us in zip(rows["case"], rows["metric"], rows["value"], strict=True):
         case = json.loads(text)
-        if metric != "round" or (case["ranks"], case["experts"]) != (cost.ranks, cost.experts):
+        if metric != "round" or case["ranks"] != cost.ranks:
             continue
-        step = Step.routed(
-            cost.target, case["rows"], case["g"], streams=case["streams"], context=case["context"],
-            ranks=cost.ranks, experts=cost.experts, top_k=max(1, case["rows"] - 1), committed=1,
-        )  # fmt: skip
         drafter = cost.drafter if case["rows"] > 1 else None
         point = {"g": case["g"], "streams": case["streams"], "context": case["context"]}
-        whole = cost.time(case["rows"], drafts=drafter is not None, **point).whole_us
-        calls, moved = all_reduces(cost.target, drafter, step)
+        split = replace(cost, experts=case["experts"])
+        whole = split.time(case["rows"], drafts=drafter is not None, **point).whole_us
+        calls, moved = all_reduces(cost.target, drafter, recorded_step(case, cost.target))
         fitted = whole + cost.fit.all_reduce.us(case["gpus"], moved, calls=calls)
-        found.append({"rows": case["rows"], **point, "gpus": case["gpus"], "measured_us": us, "fitted_us": fitted})
-    table = pd.DataFrame(found, columns=["rows", "g", "streams", "context", "gpus", "measured_us", "fitted_us"])
+        known = {"rows": case["rows"], **point, "experts": case["experts"], "gpus": case["gpus"]}
+        found.append(known | {"measured_us": us, "fitted_us": fitted})
+    names = ["rows", "g", "streams", "context", "experts", "gpus", "measured_us", "fitted_us"]
+    table = pd.DataFrame(found, columns=names)
     return table.assign(residual=table["fitted_us"] / table["measured_us"] - 1.0)

@@ -9,7 +9,9 @@ from kdlab.bench.collectives import CollectiveTimes
 from kdlab.bench.full_width.table import KEYS, with_case
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.paths import K26_SHAPES
-from kdlab.study.step_cost import Step
+from kdlab.study.collectives import fit_wait
+from kdlab.study.recorded_rounds import recorded_step
+from kdlab.study.step_cost import all_reduces
 
 MOST_APART = 0.05
 """Share of the expected time up to which a slice scaled up stands for rounds over its ranks."""
@@ -24,7 +26,8 @@ def rank_table(rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         KEYS, us (the round), slice_us (the same without collectives), collectives_us (what chains of them let expect),
-        inside_us (us - slice_us) and difference: of us from slice_us + collectives_us, as a share of that sum.
+        inside_us (us - slice_us), waits_us (what a round waits for each all-reduce beside it, `fit_wait` of all lines)
+        and difference: of us from slice_us + collectives_us + waits_us, as a share of that sum.
 
     Raises:
         ArgumentError: collectives of so many ranks, or of such sizes, were not timed.
@@ -34,32 +37,30 @@ def rank_table(rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
     found = timed.loc[timed["metric"] == "round", ["value"]].rename(columns={"value": "us"})
     found["slice_us"] = timed.loc[timed["metric"] == "slice", "value"]
     found = found.dropna().reset_index()
-    found["collectives_us"] = [_collectives_us(times, point) for point in found[KEYS].to_dict("records")]
+    alone = [_collectives(times, point) for point in found[KEYS].to_dict("records")]
+    found["collectives_us"] = [us for us, _ in alone]
     found["inside_us"] = found["us"] - found["slice_us"]
-    found["difference"] = found["us"] / (found["slice_us"] + found["collectives_us"]) - 1.0
+    expected = found["slice_us"] + found["collectives_us"]
+    calls = pd.Series([number for _, number in alone], dtype=float)
+    found["waits_us"] = calls * (fit_wait(found["us"], expected, calls) if len(calls) else 0.0)
+    found["difference"] = found["us"] / (expected + found["waits_us"]) - 1.0
     return found
 
 
 def rank_verdict(table: pd.DataFrame) -> str:
-    """Say how far the points of `rank_table` are from what was expected."""
+    """Say how far the points of `rank_table` are from what was expected, without waits and with them."""
     apart = table["difference"].abs()
+    without = table["us"] / (table["slice_us"] + table["collectives_us"]) - 1.0
     return (
-        f"slice + collectives: {int((apart <= MOST_APART).sum())} of {len(table)} rounds within {MOST_APART:.0%},"
-        f" the furthest {apart.max():.1%} away"
+        f"slice + collectives: {int((without.abs() <= MOST_APART).sum())} of {len(table)} rounds within "
+        f"{MOST_APART:.0%}, {without.min():+.1%} to {without.max():+.1%}; with waits of one length for each "
+        f"all-reduce, fitted to these rounds: {int((apart <= MOST_APART).sum())}, the furthest {apart.max():.1%} away"
     )
 
 
-def _collectives_us(times: CollectiveTimes, point: dict[str, Any]) -> float:
+def _collectives(times: CollectiveTimes, point: dict[str, Any]) -> tuple[float, int]:
+    """Microseconds of a round's collectives alone, and how many of them are all-reduces."""
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
-    target = replace(target, num_hidden_layers=point["layers"])
-    rows = point["rows"]
-    step = Step.routed(
-        target,
-        rows,
-        point["g"],
-        streams=point["streams"],
-        context=point["context"],
-        ranks=point["ranks"],
-        top_k=max(1, rows - 1),
-    )
-    return times.round_us(target, drafter if rows > 1 else None, step, point["gpus"])
+    target, step = replace(target, num_hidden_layers=point["layers"]), recorded_step(point, target)
+    drafts = drafter if point["rows"] > 1 else None
+    return times.round_us(target, drafts, step, point["gpus"]), all_reduces(target, drafts, step)[0]
