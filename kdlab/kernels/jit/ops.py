@@ -32,7 +32,9 @@ class CudaOp:
 
     def __call__(self, *args: Any) -> Any:
         """Run the op; NotSupported where an argument wants a gradient, which no op has."""
-        if torch.is_inference_mode_enabled() and _are_plain(args) and not _is_watched():
+        # The compiler comes first: it cannot ask for inference mode, and a graph would break at every op.
+        direct = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        if direct and _are_plain(args) and not _is_watched():
             return self._function(*args)  # the dispatcher takes 5 us and would do nothing but call it
         if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             wanted = "no argument that requires a gradient (under torch.no_grad() or with impl='reference' one may)"
@@ -45,9 +47,11 @@ def _are_plain(args: tuple[Any, ...]) -> bool:
 
 
 def _is_watched() -> bool:
-    """Say whether a mode, a tracer or a profiler wants to see calls of ops."""
-    modes = torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
-    return bool(modes or torch.autograd._profiler_enabled())
+    """Say whether a mode, a tracer, a function transform or a profiler wants to see calls of ops."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    # Tensors of a transform (vmap, functionalize) have torch's own type and no address of their own.
+    traced = torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None
+    return bool(modes or traced or torch.autograd._profiler_enabled())
 
 
 def cuda_op(name: str, *, mutates_args: Sequence[str] = ()) -> Callable[[Callable[..., Any]], CudaOp]:
