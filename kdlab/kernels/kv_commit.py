@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_shape
-from kdlab.errors import ShapeError, UnsupportedDevice
+from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import PAGE_SIZE
 from kdlab.kernels.cost import Cost
@@ -50,9 +50,9 @@ def kv_commit(
         Rows of all taps side by side along the path [S, L + 1, taps * F], zeros where path is -1; None without taps.
 
     Raises:
-        ShapeError: the arguments do not fit one another. ArgumentError: an unknown impl, a path above 1,025 rows, more
-            than 8 taps, a row outside the block table (CPU only). UnsupportedDevice: "cuda" for tensors on another
-            device.
+        ShapeError: the arguments do not fit one another. ArgumentError: an unknown impl, a path above 1,025 rows, taps
+            that are no list or tuple or more than 8, a row outside the block table (CPU only). UnsupportedDevice:
+            "cuda" for tensors on another device.
     """
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     if impl == "cuda" and not pages.is_cuda:
@@ -81,6 +81,8 @@ def _check(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor,
     if not pages.is_contiguous():
         raise ShapeError("pages", "a contiguous tensor, as rows move in place", f"strides {pages.stride()}")
     named = {"block_table": block_table, "prefix_len": prefix_len, "path": path}
+    if not isinstance(taps, list | tuple):
+        raise ArgumentError("taps", "a list or tuple of tensors", type(taps).__name__)
     check_int("taps", len(taps), minimum=0, maximum=MAX_TAPS)
     for i, tap in enumerate(taps):
         check_shape(f"taps[{i}]", tap, [streams, "N", "F"] if i == 0 else list(taps[0].shape))

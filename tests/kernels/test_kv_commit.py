@@ -106,6 +106,8 @@ def test_no_taps_give_none():
         (dict(taps=[torch.zeros(2, 4, 4), torch.zeros(2, 4, 3)]), ShapeError, r"taps\[1\]"),
         (dict(taps=[torch.zeros(2, 4, 4), torch.zeros(2, 4, 4).half()]), ShapeError, "as the first"),
         (dict(taps=[torch.zeros(2, 4, 4)] * 9), ArgumentError, "at most 8"),
+        (dict(taps=torch.zeros(3, 2, 4, 4)), ArgumentError, "taps: expected a list or tuple of tensors, got Tensor"),
+        (dict(taps=None), ArgumentError, "taps: expected a list or tuple of tensors, got NoneType"),
         (dict(path=torch.full((2, 4), -1, dtype=torch.int32, device="meta")), ShapeError, "on cpu"),
         (dict(impl="fast"), ArgumentError, "impl"),
         (dict(impl="cuda"), UnsupportedDevice, "cpu"),
