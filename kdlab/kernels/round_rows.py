@@ -53,6 +53,8 @@ def round_rows(
     if impl == "cuda" and not token.is_cuda:
         raise UnsupportedDevice(f"round_rows: impl 'cuda' needs CUDA tensors, token is on {token.device}")
     sizes = check_shape("token", token, ["S", "N"])
+    if sizes["N"] < 1:
+        raise ShapeError("token", "at least the roots", list(token.shape))
     per_stream = {"num_nodes": num_nodes, "start": start, "anchor": anchor, "running": running}
     for name, tensor in {"token": token, "depth": depth, **per_stream}.items():
         check_shape(name, tensor, [sizes["S"]] if name in per_stream else [*sizes.values()])

@@ -46,6 +46,7 @@ def test_rows_are_where_torch_puts_them(streams, rows, device):
         (dict(start=torch.zeros(3)), ShapeError, "start: expected contiguous torch.int32"),
         (dict(running=torch.zeros(3, dtype=torch.bool)), ShapeError, "running"),
         (dict(anchor=torch.zeros(2, dtype=torch.int32)), ShapeError, "anchor"),
+        (dict(token=torch.zeros(3, 0, dtype=torch.int32)), ShapeError, "token: expected at least the roots"),
         (dict(impl="cuda"), UnsupportedDevice, "cpu"),
         (dict(impl="fast"), ArgumentError, "impl"),
     ],
