@@ -39,6 +39,8 @@ def pack_words(fields: Sequence[Tensor], out: Tensor, *, impl: str = "auto") -> 
     if not 1 <= len(fields) <= MAX_FIELDS:
         raise ArgumentError("fields", f"1 to {MAX_FIELDS}", len(fields))
     for i, field in enumerate(fields):
+        if not isinstance(field, Tensor):
+            raise ShapeError(f"fields[{i}]", "a tensor", type(field).__name__)
         if field.dtype not in _KINDS or field.device != out.device or not field.is_contiguous():
             got = f"{field.dtype} on {field.device}, strides {field.stride()}"
             raise ShapeError(f"fields[{i}]", f"contiguous words, bool or int64 on {out.device}", got)

@@ -60,6 +60,7 @@ def test_as_many_fields_as_there_may_be(count, device):
         (dict(fields=[torch.zeros(3, 6, dtype=torch.int16)]), ShapeError, r"fields\[0\]"),
         (dict(fields=[torch.zeros(6, 3, dtype=torch.int32).mT]), ShapeError, "strides"),
         (dict(fields=[torch.zeros(2, 6, dtype=torch.int32)]), ShapeError, r"\[3, ...\]"),
+        (dict(fields=[None]), ShapeError, r"fields\[0\]: expected a tensor, got NoneType"),
         (dict(fields=[]), ArgumentError, "1 to 20"),
         (dict(fields=[torch.zeros(3, 0)] * 21), ArgumentError, "21"),
         (dict(impl="cuda"), UnsupportedDevice, "cpu"),
