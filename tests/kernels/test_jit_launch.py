@@ -36,7 +36,7 @@ def test_arguments_get_the_width_of_their_parameter():
 
 def test_a_packer_looks_at_the_values_of_every_launch():
     packer = make_packer((torch.zeros(1, device="meta"), 1, 0.0), (8, 4, 4), "f")
-    tensor = torch.zeros(1)
+    tensor = torch.zeros(2)
     assert packer.pack((tensor, -(2**31), -0.0), -1, "f")[1:] == [-(2**31), 0.0]
     assert math.copysign(1.0, packer.pack((tensor, 1, -0.0), -1, "f")[2]) == -1.0
     with pytest.raises(ArgumentError, match="f, argument 1: expected an int32"):

@@ -58,8 +58,8 @@ class Packer:
         try:
             return [arg if turn is None else turn(arg) for arg, turn in zip(args, self.converters, strict=True)]
         except OverflowError:
-            wide = (arg for arg in args if isinstance(arg, int) and not -LAST_INT32 - 1 <= arg <= LAST_INT32)
-            i = args.index(next(wide))
+            wide = (isinstance(arg, int) and not -LAST_INT32 - 1 <= arg <= LAST_INT32 for arg in args)
+            i = list(wide).index(True)  # `args.index` would compare with tensors
             wanted = "an int32 (np.int64(...) makes a wider one)"
             raise ArgumentError(f"{name}, argument {i}", wanted, args[i]) from None
 
