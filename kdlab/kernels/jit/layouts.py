@@ -21,9 +21,9 @@ def by_layout(function: Callable[..., T]) -> Callable[..., T]:
 
     Args:
         function: of a tensor, and more of them, dataclasses of them and hashable values, by position. It looks at no
-            values and addresses of tensors on a GPU, and at nothing else that may change; where the first tensor is on
-            the CPU nothing is remembered, and it may. What it raises is not remembered either. Answers are shared:
-            whoever gets one leaves it as it is.
+            values and addresses of tensors on a GPU, and at nothing else that may change; where any tensor is on the
+            CPU nothing is remembered, and it may. What it raises is not remembered either. Answers are shared: whoever
+            gets one leaves it as it is.
     """
     answers: dict[tuple[object, ...], T] = {}
 
@@ -32,18 +32,28 @@ def by_layout(function: Callable[..., T]) -> Callable[..., T]:
         if not getattr(args[0], "is_cuda", False) or torch.compiler.is_compiling():
             return function(*args)
         key = tuple([_layout(arg) for arg in args])
+        has_hash = True
         try:
             return answers[key]
         except KeyError:
-            answer = function(*args)
+            pass
         except TypeError:  # an argument without a hash: a symbolic size, or one that is refused
-            return function(*args)
-        if len(answers) >= _MAX_ANSWERS:
-            answers.clear()
-        answers[key] = answer
+            has_hash = False
+        answer = function(*args)  # not above, where its errors would seem to come from the look-up
+        if has_hash and all(map(_tells_all, args)):
+            if len(answers) >= _MAX_ANSWERS:
+                answers.clear()
+            answers[key] = answer
         return answer
 
     return remembered
+
+
+def _tells_all(arg: Any) -> bool:
+    """Say whether an argument holds no tensor on the CPU, whose values `function` may look at."""
+    if isinstance(arg, Tensor):
+        return arg.is_cuda
+    return all(_tells_all(getattr(arg, name)) for name in getattr(arg, "__dataclass_fields__", ()))
 
 
 def _layout(arg: Any) -> tuple[object, ...]:
