@@ -99,13 +99,14 @@ def arm_speeds(work: Workload, cost: RoundCost, *, g: float, streams: int, conte
 
     Returns:
         method, setting, tokens_per_round and tok_s (all streams; NaN where they verify more rows than the largest
-        fitted round).
+        fitted round, or are more than were recorded at such a context).
     """
     yields = work.yields()
     table = pd.DataFrame(work.arms, columns=["method", "setting"]).assign(tokens_per_round=yields.tokens[0])
     tok_s = 1e6 * streams * yields.speeds(cost.at(g=g, streams=streams, context=context), streams)[0]
     rows = streams * (yields.shares[0] @ yields.rows)
-    return table.assign(tok_s=np.where(rows > cost.fit.most_rows, np.nan, tok_s))
+    beyond = (rows > cost.fit.most_rows) | (not cost.fit.covers(streams, context))
+    return table.assign(tok_s=np.where(beyond, np.nan, tok_s))
 
 
 def tree_gain(
@@ -166,7 +167,8 @@ def phase_table(
 ) -> pd.DataFrame:
     """Return where a tree pays: one row a workload, point and comparison.
 
-    A call needs an interval farther from zero than the fitted times are typically off, see `RoundFit.error`.
+    More streams at a context than were recorded there are no points. A call needs an interval farther from zero than
+    the fitted times are typically off, see `RoundFit.error`.
 
     Args:
         works: workloads by name, or by their place on a line.
@@ -179,7 +181,8 @@ def phase_table(
         work (the name), g, streams, context, comparison, the columns of `tree_gain`, and tok_s of the tree (all
         streams).
     """
-    grid = [(one, count, rows) for one in g for count in streams for rows in contexts]
+    pairs = [(count, rows) for count in streams for rows in contexts if cost.fit.covers(count, rows)]
+    grid = [(one, *pair) for one in g for pair in pairs]
     found = []
     for name, work in works.items():
         known, resampled = work.yields(), work.yields(num_resamples)

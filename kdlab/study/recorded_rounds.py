@@ -51,6 +51,11 @@ class WholeTime:
         return int(self.key[1])
 
     @property
+    def context(self) -> int:
+        """Committed rows of each stream."""
+        return int(self.key[2])
+
+    @property
     def tokens(self) -> int:
         """T, rows of all streams."""
         return self.rows * self.streams

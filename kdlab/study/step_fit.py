@@ -81,6 +81,7 @@ class RoundFit:
         checked: what each whole round is off by when it is put right by those of other shapes alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
+        seen: (streams, context) of the fitted rounds.
     """
 
     stages: Mapping[str, StageFit]
@@ -91,6 +92,11 @@ class RoundFit:
     checked: tuple[float, ...] = ()
     all_reduce: AllReduce = MODELLED
     measured: bool = True
+    seen: frozenset[tuple[int, int]] = frozenset()
+
+    def covers(self, streams: int, context: int) -> bool:
+        """Whether as many streams at as long a context were among the fitted rounds; floors hold anywhere."""
+        return not self.measured or any(count >= streams and rows >= context for count, rows in self.seen)
 
     @property
     def most_rows(self) -> float:
@@ -173,7 +179,8 @@ def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: A
         points[one.rows > 1].append((one, 1.0 / (1.0 + off)))
     corrections = {drafts: _correction(found) for drafts, found in points.items()}
     checked = tuple(off for found in points.values() for off in _left_out_errors(found))
-    return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce)
+    seen = frozenset((one.streams, one.context) for one in recorded.wholes)
+    return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce, seen=seen)
 
 
 def _correction(points: Iterable[tuple[WholeTime, float]]) -> Correction:

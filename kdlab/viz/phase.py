@@ -59,8 +59,11 @@ def plot_regions(
     entries: dict[str, Any] = {}
     for (row, column), ax in np.ndenumerate(axes):
         panel = phases[(phases[rows] == kinds[row]) & (phases["streams"] == streams[column])]
-        _draw_region(ax, panel)
-        entries |= _draw_marks(ax, marks, sorted(panel["g"].unique()))
+        if panel.empty:
+            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", fontsize=theme.TICK_PT)
+        else:
+            _draw_region(ax, panel)
+            entries |= _draw_marks(ax, marks, sorted(panel["g"].unique()))
         words = streams_text(streams[column]) if row == 0 else ""
         name = f"context {kinds[row]:,}" if rows == "context" else str(kinds[row]).replace(", ", ",\n")
         theme.style_axes(ax, title=words, xlabel="", ylabel=f"{name}\nrouting g" if column == 0 else "", grid="none")

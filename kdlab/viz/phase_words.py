@@ -26,7 +26,8 @@ def answer(phases: pd.DataFrame) -> str:
         f"{_calls_of(best)}{_where(best)}.",
         f"- A tree that is cut where the draft is unsure too, against the same: {_calls_of(free)}.",
         "",
-        "A point is a text, a routing g, a number of streams and a context. A tree pays, or costs, where the whole "
+        "A point is a text, a routing g, a number of streams and a context"
+        f"{_left_out(phases)}. A tree pays, or costs, where the whole "
         "interval over prompts is farther from zero than the fitted times are typically off.",
     ])  # fmt: skip
 
@@ -160,8 +161,7 @@ def _first_line(alike: pd.DataFrame, best: pd.DataFrame, free: pd.DataFrame) -> 
     counts = sorted(pays["streams"].unique())
     where = ""
     if counts:
-        streams = ", ".join([*map(str, counts[:-1]), streams_text(counts[-1])])
-        where = f" (with {streams}, by up to {percent(pays['gain'].max())})"
+        where = f" (with {_listed(counts[:-1], streams_text(counts[-1]))}, by up to {percent(pays['gain'].max())})"
     return (
         f"Of {len(alike)} points (text, routing, streams, context) a tree of one size is clearly faster than AR and "
         f"every chain of one length at {_share_text(alike, PAYS)}, clearly slower at {_share_text(alike, COSTS)}. "
@@ -169,6 +169,21 @@ def _first_line(alike: pd.DataFrame, best: pd.DataFrame, free: pd.DataFrame) -> 
         f"{_share_text(best, PAYS)}{where}, slower at {_share_text(best, COSTS)}; a tree that is cut so too is faster "
         f"at {_share_text(free, PAYS)}, slower at {_share_text(free, COSTS)}. The rest is too close to call."
     )
+
+
+def _listed(first: list[int], last: str) -> str:
+    """`1, 4 and 8 streams`."""
+    return f"{', '.join(map(str, first))} and {last}" if first else last
+
+
+def _left_out(phases: pd.DataFrame) -> str:
+    """Name the streams that have no points at a context, which others of them have."""
+    known, found = set(zip(phases["streams"], phases["context"], strict=True)), []
+    for context in sorted(phases["context"].unique()):
+        counts = [count for count in sorted(phases["streams"].unique()) if (count, context) not in known]
+        if counts:
+            found.append(f"{_listed(counts[:-1], streams_text(counts[-1]))} at a context of {context:,}")
+    return f"; {', or '.join(found)} were never recorded and are none" if found else ""
 
 
 def _share_text(phases: pd.DataFrame, call: str) -> str:

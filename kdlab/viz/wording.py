@@ -36,7 +36,7 @@ def streams_text(num_streams: int) -> str:
 
 def beyond_notes(speeds: Iterable[float]) -> list[str]:
     """Say why speeds are missing, where some are: of `kdlab.study.phase.arm_speeds`, or what follows from them."""
-    words = "left out: rounds of more rows than the largest that was fitted"
+    words = "left out: more rows in all, or more streams at a context, than in any recorded round"
     return [words] if np.isnan(list(speeds)).any() else []
 
 

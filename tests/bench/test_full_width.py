@@ -176,7 +176,14 @@ def test_goals_are_judged_by_the_sum_of_stages_over_the_sum_of_floors():
     assert table.loc[[1, 8, 33], "met"].tolist() == [1.0, 0.0, 1.0]
     assert table.loc[6, "goal"] != table.loc[6, "goal"]
     assert table["gap"].tolist() == pytest.approx([0.01] * 4)
-    assert verdict_lines(table.reset_index())[0] == "stages over floors: 2 of 3 goals met"
+    lines = verdict_lines(table.reset_index())
+    assert lines[0] == "stages over floors: 2 of 3 goals met"
+    assert lines[2] == "host: 4 of 4 rounds within 2% of their graph"
+    slow = table["us"] > 150
+    late = verdict_lines(table.assign(gap=table["gap"].where(~slow, 0.03)).reset_index())[2]
+    assert late.startswith("host: 3 of 4 rounds within 2% of their graph; loops of the others, 0.2 ms and longer, ")
+    assert "take up to 3.0% more, those of 3 shorter rounds at most 1 us." in late
+    assert late.endswith("the rows do not tell host from load")
 
 
 def test_a_jump_that_the_floor_does_not_have_is_found():

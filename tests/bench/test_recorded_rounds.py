@@ -10,10 +10,10 @@ ROUNDS = DATA / "recorded" / "rounds-h200.parquet"
 MANY = (
     "12 jumps, all to 272 rows of all streams and more. Routed experts make most of each that was timed by stage: all "
     "384 are read, so that their floor stays (16.0 ms at 264 rows, 17.0 at 520, 17.3 at 1,056, 17.7 at 2,080), while "
-    "they take 23.7, 28.6, 36.0 and 60.3 ms, far from the rate of products. From 8 to 17 rows of 32 streams q_a and "
-    "kv_a add 1.9 ms (cuBLAS takes 2.9 ms for 544 rows, 2.6 for 1,056). At 8k attention adds about 4 ms with 16 streams "
-    "and 7 with 32: 8 rows of 8 heads fill one of its tiles, 17 take three. No stage was timed alone there: that is by "
-    "how much rounds at 8k take longer than those at 1k"
+    "they take 23.7, 28.6, 36.0 and 60.3 ms, far from the rate of products. From 8 to 17 rows of 32 streams q_a "
+    "and kv_a add 1.9 ms (cuBLAS takes 2.9 ms for 544 rows, 2.6 for 1,056). At 8k attention adds about 4 ms with 16 "
+    "streams and 7 with 32: 8 rows of 8 heads fill one of its tiles, 17 take three. No stage was timed alone there: "
+    "that is by how much rounds at 8k take longer than those at 1k"
 )
 STREAMS = [pytest.param([1], id="one stream"), pytest.param([4, 8, 16, 32], id="more", marks=[
     pytest.mark.xfail(reason=MANY, strict=True, raises=AssertionError)])]  # fmt: skip

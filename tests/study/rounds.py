@@ -13,7 +13,8 @@ from tests.study.k26 import DRAFTER, TARGET
 
 SLOPE, REST, LAUNCH_US, PART_US, SCALE, EXTRA_US = 1.3, 0.5, 2.0, 0.1, 1.05, 100.0
 POINTS = tuple((rows, streams, context, g) for rows in (1, 8, 33, 65) for streams in (1, 4) for context in (1024, 8192)
-               for g in (0.8, 1.0))  # fmt: skip
+               for g in (0.8, 1.0)) + tuple((rows, 32, context, g) for rows in (1, 8) for context in (1024, 8192)
+                                            for g in (0.8, 1.0))  # fmt: skip
 MADE_UP = PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU", "gpu_uuid": "u0"}
 
 

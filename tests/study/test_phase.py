@@ -64,6 +64,10 @@ def test_rounds_beyond_the_fitted_ones_have_no_speed():
     )
     assert [arm for arm in ARMS if np.isnan(speeds[arm])] == [("ddtree", 31.0)]
     assert floors.notna().all()
+    longer = POINT | {"context": 32768}
+    assert arm_speeds(work(), COST, **longer)["tok_s"].isna().all()
+    assert phase_table({"a": work()}, COST, g=(0.8,), streams=(1, 64), contexts=(8192, 32768), num_resamples=5)[
+        ["streams", "context"]].drop_duplicates().values.tolist() == [[1, 8192]]  # fmt: skip
     table = budget_table(work(), COST, g=1.0, streams=(32,), contexts=(1024,)).set_index("arm")
     assert table["over_ar"].isna().tolist() == (table.index == "31").tolist()
     assert table.loc[table["best"]].index.tolist() == ["7"]

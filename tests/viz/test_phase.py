@@ -59,7 +59,7 @@ def test_budgets_stand_above_the_other_methods_and_the_best_is_framed():
     missing.loc[1, "over_ar"] = np.nan
     figure = plot_budget_phase(missing)
     assert [text.get_text() for text in figure.axes[0].texts if text.get_position() == (0, 3)] == [""]
-    assert "left out: rounds in which an expert sees more than 8 rows" in figure.get_supxlabel()
+    assert "left out: more rows in all, or more streams at a context" in figure.get_supxlabel()
 
 
 def test_the_answer_says_where_a_tree_is_faster_and_where_slower():
@@ -79,7 +79,19 @@ def test_the_answer_says_where_a_tree_is_faster_and_where_slower():
     many = pd.concat([one] * 4).assign(call="open")
     many.iloc[0, many.columns.get_loc("call")] = PAYS
     assert "clearly faster than AR and every chain of one length at less than 1%" in answer(many)
-    assert "it is faster at 100% (with 1, 4 streams, by up to +20 %)" in answer(one)
+    assert "it is faster at 100% (with 1 and 4 streams, by up to +20 %)" in answer(one)
+
+
+def test_streams_that_were_not_recorded_at_a_context_are_no_points_and_said_to_be_none():
+    whole = phases()
+    table = whole[(whole["streams"] == 1) | (whole["context"] == 1024)]
+    assert "**Of 27 points" in answer(table)
+    assert "context; 4 streams at a context of 8,192 were never recorded and are none. A tree pays" in answer(table)
+    assert "never recorded" not in answer(whole)
+    best = table[table["comparison"] == list(COMPARISONS)[1]]
+    figure = plot_regions(best, "context", xlabel="x")
+    words = [[text.get_text() for text in ax.texts] for ax in figure.axes if ax.get_subplotspec() is not None]
+    assert words == [[], [], [], ["not recorded"]]
 
 
 def test_the_answer_names_the_routing_that_hard_and_easy_text_allow():
