@@ -35,7 +35,7 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
     """
     if _use_kernel(tokens, weight, first_id, impl):
         return _embed_shard(tokens.contiguous(), weight, first_id, 1, 0)
-    own = tokens - first_id
+    own = tokens.long() - first_id
     elsewhere = (own < 0) | (own >= len(weight))
     return F.embedding(own.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
 

@@ -16,14 +16,14 @@ def table(vocab, width, dtype, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 128), (torch.bfloat16, 7168), (torch.bfloat16, 12)])
-@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64, torch.uint8, torch.int16])
 def test_shards_add_up_to_the_embedding(ids, dtype, width, device):
     weight = table(64, width, dtype, device)
     tokens = torch.tensor([[0, 15, 16, 17], [63, 48, 0, 31]], dtype=ids, device=device)
     shards = [embed_shard(tokens, part, first_id=16 * i) for i, part in enumerate(weight.split(16))]
-    assert torch.equal(sum(shards), embedding(tokens, weight))
+    assert torch.equal(sum(shards), embedding(tokens.long(), weight))
     broken = [embed_shard(tokens, part, first_id=0) for part in weight.split(16)]
-    assert not torch.equal(sum(broken), embedding(tokens, weight))
+    assert not torch.equal(sum(broken), embedding(tokens.long(), weight))
 
 
 @pytest.mark.parametrize("device", DEVICES)
