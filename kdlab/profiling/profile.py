@@ -68,6 +68,10 @@ def profile_rounds(
     Raises:
         ArgumentError: what `profiled_round` refuses, or a limit that is none.
     """
+    if isinstance(models, str) or not models:
+        raise ArgumentError("models", "a list or tuple of at least one name", repr(models))
+    if layers is not None:
+        check_int("layers", layers, minimum=1)
     counted: list[Options] = []
     timed: list[Options] = []
     for model in models:

@@ -10,7 +10,8 @@ from kdlab.bench import (
     timing,
 )
 from kdlab.cli import main
-from kdlab.profiling import load_nsight, write_launches
+from kdlab.errors import ArgumentError
+from kdlab.profiling import load_nsight, profile_rounds, write_launches
 from tests.profiling import ncu_program
 from tests.profiling.samples import launches
 from tests.profiling.test_ranges import Domain
@@ -88,11 +89,18 @@ def test_without_time_everything_is_left_out_and_it_is_said(capsys):
     ("words", "message"),
     [(["round", "--seconds", "0"], "seconds: expected"),
      (["round", "--model", "tiny", "--rows", "1"], "rows: expected"),
+     (["round", "--layers", "0"], "layers: expected at least 1, got 0"),
      (["round", "--model", "nothing"], "nothing"), (["kernels", "--heads", "x"], "invalid"), ([], "SUBJECT")],
 )  # fmt: skip
 def test_bad_words_are_refused(words, message, capsys):
     assert main(["profile", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("models", ["tiny", ()])
+def test_models_are_a_list(models):
+    with pytest.raises(ArgumentError, match="models: expected a list or tuple of at least one name"):
+        profile_rounds(models)
 
 
 def test_generate_pushes_ranges_for_other_profilers(monkeypatch, capsys):
