@@ -51,10 +51,10 @@ def add_bench_round(benchmarks: Any) -> None:
 
 def run_bench_round(arguments: argparse.Namespace) -> int:
     """Time rounds; print a line a point, the slowest stages against floors, the goals, and ranks against a slice."""
-    from kdlab.bench import read_rows, write_rows
+    from kdlab.bench import write_rows
 
     if arguments.read:
-        return _tell(arguments, read_rows(*arguments.read), ())
+        return _tell(arguments, _read(arguments.read), ())
     if arguments.gpus > 1:
         require_gpus(arguments.gpus, "bench round")
     if (status := run_on_ranks(arguments, "gpus")) is not None:
@@ -79,6 +79,16 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
     if arguments.out:
         write_rows(found.rows, arguments.out)
     return _tell(arguments, found.rows, found.messages)
+
+
+def _read(files: list[str]) -> "pd.DataFrame":
+    from kdlab.bench import read_rows
+    from kdlab.errors import ArgumentError
+
+    rows = read_rows(*files)
+    if "round" not in set(rows["op"]):
+        raise ArgumentError("--read", "rows of `kdlab bench round`", f"rows of {', '.join(sorted(set(rows['op'])))}")
+    return rows
 
 
 def run_bench_collectives(arguments: argparse.Namespace) -> int:

@@ -75,3 +75,9 @@ def test_without_a_gpu_there_is_nothing_to_count(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", "counters"]) == 2
     assert "hardware counters: needs a CUDA GPU" in capsys.readouterr().err
+
+
+def test_rows_of_another_benchmark_are_no_rounds(ran, tmp_path, capsys):
+    assert main(["bench", "kernels", "--out", f"{tmp_path}/rows.parquet"]) == 0
+    assert main(["bench", "round", "--read", f"{tmp_path}/rows.parquet"]) == 2
+    assert "--read: expected rows of `kdlab bench round`, got rows of" in capsys.readouterr().err
