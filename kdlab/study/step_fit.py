@@ -81,7 +81,7 @@ class RoundFit:
         checked: what each whole round is off by when it is put right by those of other shapes alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
-        seen: (streams, context) of the fitted rounds.
+        seen: (streams, context) of the recorded rounds; none: no point is farther from them than another.
     """
 
     stages: Mapping[str, StageFit]
@@ -95,8 +95,8 @@ class RoundFit:
     seen: frozenset[tuple[int, int]] = frozenset()
 
     def covers(self, streams: int, context: int) -> bool:
-        """Whether as many streams at as long a context were among the fitted rounds; floors hold anywhere."""
-        return not self.measured or any(count >= streams and rows >= context for count, rows in self.seen)
+        """Whether as many streams at as long a context were recorded; anything is, where nothing was."""
+        return not self.seen or any(count >= streams and rows >= context for count, rows in self.seen)
 
     @property
     def most_rows(self) -> float:

@@ -70,12 +70,12 @@ def test_the_shipped_acceptance_is_a_line_without_loops(files):
 def small(monkeypatch):
     monkeypatch.setattr(sources, "G", (0.7, 1.0))
     monkeypatch.setattr(sources, "STREAMS", (1, 32))
-    monkeypatch.setattr(sources, "CONTEXTS", (1024,))
+    monkeypatch.setattr(sources, "CONTEXTS", (1024, 2 * 8192))
 
 
 def test_the_region_is_whole(files, small):
     table = sources.load_evidence(files).phases(num_resamples=20)
-    assert len(table) == sources.NUM_PLACES * 2 * 2 * 3
+    assert len(table) == sources.NUM_PLACES * 2 * 2 * 2 * 3
     ifs = sources.load_evidence(files).what_ifs(num_resamples=20)
     assert set(ifs) == {"Trees whose rows are more alike than a chain's", "Slower collectives", "Other text"}
     best = table[table["comparison"] == list(COMPARISONS)[1]]
@@ -91,4 +91,7 @@ def test_measured_rounds_are_held_against_their_floors(files, small):
     words, floor = found.what_ifs(num_resamples=5)["Faster kernels"]
     assert words == "every stage at its floor"
     now = found.phases(comparisons={"best": BEST}, num_resamples=5)
+    points = ["work", "g", "streams", "context"]
+    assert floor[points].equals(now[points])
+    assert set(now["context"]) == {1024}  # no round was recorded at the longer one
     assert (floor["tok_s"] > now["tok_s"]).all()

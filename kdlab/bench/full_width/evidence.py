@@ -161,6 +161,7 @@ def load_evidence(
         rows = read_rows(paths["rounds"])
         recorded = read_rounds(rows, target, drafter, ranks=ranks)
         fit = fit_rounds(recorded, all_reduce=reduces)
+        floor = replace(floor, fit=replace(floor.fit, seen=fit.seen))  # the same points are compared
         points, provenance = fitted_points(recorded, fit), json.loads(rows["provenance"].iloc[0])
     check_comparable([{"gpu": gpu} for gpu in _gpus(paths)], fields=("gpu",))
     cost = RoundCost(fit, target, drafter, ranks, experts)
