@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ShapeError
 from kdlab.kernels.jit.layouts import by_layout
+from kdlab.kernels.skinny_linear import skinny_linear
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ def test_errors_are_raised_every_time_and_the_cpu_is_asked_every_time(asked):
             answer(on_gpu(3, 4), torch.empty(1))
             answer(on_gpu(3, 4), Two(on_gpu(1), torch.empty(1)))
     assert len(calls) == 12
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_tensor_without_strides_is_refused_as_on_the_cpu():
+    sparse = torch.eye(256, dtype=torch.bfloat16).to_sparse_csr()
+    with FakeTensorMode():
+        x = on_gpu(3, 256, dtype=torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=r"weight: expected a dense tensor \[N, 256\], got torch.sparse_csr"):
+            skinny_linear(x, sparse)
 
 
 def test_what_is_remembered_does_not_grow_for_ever(asked, monkeypatch):

@@ -31,16 +31,16 @@ def by_layout(function: Callable[..., T]) -> Callable[..., T]:
     def remembered(*args: Any) -> T:
         if not getattr(args[0], "is_cuda", False) or torch.compiler.is_compiling():
             return function(*args)
-        key = tuple([_layout(arg) for arg in args])
-        has_hash = True
+        has_key = True
         try:
+            key = tuple([_layout(arg) for arg in args])
             return answers[key]
         except KeyError:
             pass
-        except TypeError:  # an argument without a hash: a symbolic size, or one that is refused
-            has_hash = False
+        except (TypeError, RuntimeError):  # no hash: a symbolic size, or what is refused; no strides: sparse rows
+            has_key = False
         answer = function(*args)  # not above, where its errors would seem to come from the look-up
-        if has_hash and all(map(_tells_all, args)):
+        if has_key and all(map(_tells_all, args)):
             if len(answers) >= _MAX_ANSWERS:
                 answers.clear()
             answers[key] = answer
