@@ -153,7 +153,7 @@ def load_evidence(
     missing = [f"no {paths[name].name}: {words}" for name, words in _WITHOUT.items() if not paths[name].exists()]
     reduces = fit_all_reduce(read_rows(paths["reduces"])) if paths["reduces"].exists() else MODELLED
     several = read_rows(paths["several"]) if paths["several"].exists() else None
-    if several is not None:
+    if several is not None and reduces.measured_ranks:
         reduces = with_waits(reduces, several, target, drafter)
     fit, points, provenance = floor_fit(target, drafter, reduces), None, {}
     floor = RoundCost(fit, target, drafter, ranks, experts)
