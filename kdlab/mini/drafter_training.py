@@ -184,8 +184,7 @@ class DrafterTrainer:
         self.taps = next(iter(drafters.values())).config.target_layer_ids
         self.forward = forward_of(target, quantized=False, compiled=plan.compiled)
         self.loss = torch.compile(draft_loss, dynamic=False) if plan.compiled else draft_loss
-        self.parameters = [p for drafter in drafters.values() for p in drafter.parameters()]
-        self.optimizer = make_optimizer(self.parameters, rate=plan.peak_rate, decay=plan.decay)
+        self.optimizer = make_optimizer(drafters.values(), rate=plan.peak_rate, decay=plan.decay)
         self.autocast = functools.partial(torch.autocast, self.device.type, torch.bfloat16)
         self.deepest = max(drafter.config.block_size for drafter in drafters.values()) - 1
 

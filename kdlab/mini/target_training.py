@@ -106,7 +106,7 @@ class TargetTrainer:
         self.forward = forward_of(target, quantized=True, compiled=plan.compiled)
         self.losses = torch.compile(token_losses, dynamic=False) if plan.compiled else token_losses
         self.parameters = [p for p in target.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, rate=plan.peak_rate, decay=plan.decay)
+        self.optimizer = make_optimizer([target], rate=plan.peak_rate, decay=plan.decay)
         self.autocast = functools.partial(torch.autocast, self.device.type, torch.bfloat16)
         self.step = 0
         self.loops: tuple[Tensor, Tensor, float] | None = None

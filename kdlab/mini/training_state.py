@@ -11,12 +11,15 @@ from torch import nn
 _SAVE_EVERY_S = 150.0
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], *, rate: float, decay: float) -> torch.optim.AdamW:
-    """Return AdamW: matrices decay, norms and biases do not."""
+def make_optimizer(modules: Iterable[nn.Module], *, rate: float, decay: float) -> torch.optim.AdamW:
+    """Return AdamW of what takes gradients: matrices decay, norms and biases do not."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
-    for parameter in parameters:
-        (matrices if parameter.dim() > 1 else vectors).append(parameter)
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                # By name, as the drafter's norms of all layers stand in one matrix.
+                (vectors if name.endswith(("norm", "bias")) else matrices).append(parameter)
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     fused = matrices[0].device.type == "cuda"
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
