@@ -17,29 +17,17 @@
 // -D constants: DTYPE of x (1, 2) | SCALE_DTYPE | MODEL_WIDTH D | INNER_WIDTH I | NUM_EXPERTS E | TILE_EIGHTS eights of
 // picks in a tile | WARP_ROWS | WARPS of a block | SLAB_INPUTS at most in a stage | STAGES, in RING_BYTES of shared
 // memory | BLOCKS_PER_SM
+#include "int4_pairs.cuh"
 #include "mma.cuh"
 #include "moe_many_plan.cuh"
 
 constexpr int THREADS = WARPS * WARP;
-constexpr int GROUP = 32;                    // inputs that share a scale
 constexpr int TILE_PICKS = 8 * TILE_EIGHTS;  // N of an mma is 8
 constexpr int ROW_EIGHTS = WARP_ROWS / 8;    // a lane's weight rows: one of each eight
 constexpr int LEAST_SLABS = 8;               // of an item of work, where there are as many features
-#if SCALE_DTYPE == 0
-using Scale = float;
-#elif SCALE_DTYPE == 1
-using Scale = bf16;
-#else
-using Scale = half;
-#endif
+using Scale = PackedScale;
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
-
-__host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
-  int d = 1;
-  while (d < most && n % (2 * d) == 0) d *= 2;
-  return d;
-}
 
 // One slab of a tile: TILE_ROWS rows of a matrix by SLAB inputs, and the same inputs of the picks' rows of x.
 template <int INPUTS, int FEATURES_, bool GATED_>
@@ -79,50 +67,6 @@ using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true>;
 using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false>;
 
 // ---- products ----------------------------------------------------------------------------------------------------
-
-#if DTYPE == 1
-constexpr u32 MAGIC = 0x42004200;  // 32 twice: the last bit of its mantissa is 1/4
-constexpr float VALUE = 4.0f;      // what 1 in a fragment stands for
-#else
-constexpr u32 MAGIC = 0x64006400;  // 1024
-constexpr float VALUE = 1.0f;
-#endif
-
-// (word & mask) | MAGIC, in one instruction: the compiler makes two, as only one of the constants fits into one.
-DEVICE u32 mask_or_magic(u32 word, u32 mask) {
-  u32 pair;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(mask), "r"(MAGIC));
-  return pair;
-}
-
-// a b + c for two 16-bit floats at once.
-DEVICE u32 multiply_add_pair(u32 a, u32 b, u32 c) {
-  u32 d;
-#if DTYPE == 1
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-#else
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-#endif
-  return d;
-}
-
-// The eight values of a word in pairs (0, 4), (1, 5), (2, 6), (3, 7), as value / VALUE, exactly.
-DEVICE void widen(u32 (&pair)[4], u32 word) {
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const u32 part = word >> (4 * i);
-#if DTYPE == 1
-    pair[i] = multiply_add_pair(mask_or_magic(part, 0x000f000f), 0x3F803F80, 0xC208C208);  // less 32 + 8/4
-    // A nibble u at bits 4..7 is the number u 2^-129 (below and just above the smallest normal one, bits are linear):
-    // times 2^127, less 2.
-    pair[i + 1] = multiply_add_pair(part & 0x00f000f0, 0x7F007F00, 0xC000C000);
-#else
-    pair[i] = multiply_add_pair(mask_or_magic(part, 0x000f000f), 0x3C003C00, 0xE408E408);  // less 1024 + 8
-    // (1024 + 16 u) / 16 - 72
-    pair[i + 1] = multiply_add_pair(mask_or_magic(part, 0x00f000f0), 0x2C002C00, 0xD480D480);
-#endif
-  }
-}
 
 DEVICE void load_if(uint4& v, u32 address, bool wanted) {
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4]; }"
@@ -183,7 +127,7 @@ DEVICE void multiply(Totals& total, const u8* stage, const u8* scale_stage, int 
     float scale[ROW_EIGHTS];
 #pragma unroll
     for (int i = 0; i < ROW_EIGHTS; ++i) {
-      widen(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::GROUPS * 16)));
+      widen<true>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::GROUPS * 16)));
       const Scale s = scales[i].of_group[j % AT_ONCE];
       scale[i] = to_float(s);
     }
@@ -216,21 +160,6 @@ struct Item {  // a tile of picks by a run of feature tiles, in shared memory
   int pick[TILE_PICKS];
   int size, first_tile, end_tile;
 };
-
-// A copy of 4, 8 or 16 bytes; cp.async has none of 2.
-template <int BYTES>
-DEVICE void copy_few(u8* shared, const u8* global) {
-  if constexpr (BYTES == 16) {
-    copy_async(shared_address(shared), global);
-  } else if constexpr (BYTES >= 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                 :
-                 : "r"(shared_address(shared)), "l"(global), "n"(BYTES)
-                 : "memory");
-  } else {
-    *reinterpret_cast<u16*>(shared) = *reinterpret_cast<const u16*>(global);
-  }
-}
 
 // Where the copies of a block stand: STAGES - 1 slabs before the products.
 template <typename S>
@@ -343,7 +272,10 @@ struct Stream {
     const u8* from = scales + slab / S::SPAN * S::SCALE_BYTES;
 #pragma unroll
     for (int i = 0; i < SCALE_COPIES; ++i) {
-      copy_few<S::SCALE_BYTES>(to + i * THREADS * S::SCALE_BYTES, from + further(threadIdx.x, i * THREADS) * SCALE_ROW);
+      u8* piece = to + i * THREADS * S::SCALE_BYTES;
+      const u8* its = from + further(threadIdx.x, i * THREADS) * SCALE_ROW;
+      if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), its);
+      else copy_less<S::SCALE_BYTES>(piece, its);
     }
   }
 };
@@ -424,7 +356,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_many_ga
                  Vec<Scalar, COUNT> values;
 #pragma unroll
                  for (int m = 0; m < COUNT; ++m) {
-                   const float gate = total[m][c] * VALUE, up = total[m][2 + c] * VALUE;
+                   const float gate = total[m][c] * INT4_VALUE, up = total[m][2 + c] * INT4_VALUE;
                    values[m] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
                  }
                  store_vec(hidden + static_cast<i64>(pick) * INNER_WIDTH + feature, values);
@@ -447,7 +379,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_many_do
                    Vec<Scalar, ROW_EIGHTS> values;
 #pragma unroll
                    for (int i = 0; i < ROW_EIGHTS; ++i) {
-                     values[i] = from_float<Scalar>(total[i / 2][i % 2 * 2 + c] * VALUE);
+                     values[i] = from_float<Scalar>(total[i / 2][i % 2 * 2 + c] * INT4_VALUE);
                    }
                    store_vec(parts + static_cast<i64>(pick) * MODEL_WIDTH + feature, values);
                  });

@@ -10,26 +10,12 @@
 //   test tests/kernels/test_moe_int4.py
 #pragma once
 
+#include "int4_pairs.cuh"
 #include "mma.cuh"
 #include "moe_groups.cuh"
 
-constexpr int GROUP = 32;  // inputs that share a scale
 constexpr bool STAGED_X = DTYPE != 0;
 // -D: X_ROWS rows of x in a stage; fewer than TILE_PICKS are a power of two, and the columns of a product repeat them.
-
-__host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
-  int d = 1;
-  while (d < most && n % (2 * d) == 0) d *= 2;
-  return d;
-}
-
-#if SCALE_DTYPE == 0
-using PackedScale = float;
-#elif SCALE_DTYPE == 1
-using PackedScale = bf16;
-#else
-using PackedScale = half;
-#endif
 
 // ROWS weight rows of a warp (twice as many read each x half as often) and the picks that meet them at once.
 template <int ROWS, int PICKS_>
@@ -46,7 +32,7 @@ template <int ROWS>
 struct Packed : Format<ROWS, TILE_PICKS> {
   static constexpr bool INT4 = true;
   static constexpr int MOST_WARP_K = 64, UNIT_K = 32;  // inputs of a warp, inputs in 16 bytes
-  static constexpr float VALUE = DTYPE == 1 ? 4.0f : 1.0f;  // what 1 in a fragment stands for
+  static constexpr float VALUE = INT4_VALUE;  // what 1 in a fragment stands for
   using Scale = PackedScale;
 };
 template <int ROWS, int PICKS = TILE_PICKS>
@@ -125,19 +111,10 @@ DEVICE void copy_weights(u8* shared, const u8* global) {
                : "memory");
 }
 
-// A copy of 4 or 8 bytes goes through L1; cp.async has none of 2.
 template <int BYTES>
 DEVICE void copy_few(u8* shared, const u8* global) {
-  if constexpr (BYTES == 16) {
-    copy_weights(shared, global);
-  } else if constexpr (BYTES >= 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                 :
-                 : "r"(shared_address(shared)), "l"(global), "n"(BYTES)
-                 : "memory");
-  } else {
-    *reinterpret_cast<u16*>(shared) = *reinterpret_cast<const u16*>(global);
-  }
+  if constexpr (BYTES == 16) copy_weights(shared, global);
+  else copy_less<BYTES>(shared, global);
 }
 
 // What one thread copies of a stage: the same 16-byte unit of every ROW_STEP-th row, and a piece of one row's scales.
@@ -278,14 +255,6 @@ DEVICE void each_value(const float (&total)[S::TOTALS], Put put) {
 #else
 // ---- 16-bit rows: tensor cores; 16 rows m by 8 picks n stand in total[4 (M n + m) ..] as an mma leaves them ------
 
-#if DTYPE == 1
-constexpr u32 MAGIC = 0x42004200;    // 32 twice: the last bit of its mantissa is 1/4
-constexpr u32 SURPLUS = 0xC208C208;  // -(32 + 8/4) twice
-#else
-constexpr u32 MAGIC = 0x64006400;    // 1024
-constexpr u32 SURPLUS = 0xE408E408;  // -(1024 + 8)
-#endif
-
 // The lane's eight inputs of a group of its warp, in its row of the n-th eight.
 template <typename S>
 DEVICE uint4 load_x(const u8* stage, int k_warp, int group, int n = 0) {
@@ -303,42 +272,6 @@ DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
-// (word & mask) | MAGIC, in one instruction: the compiler makes two, as only one of the constants fits into one.
-DEVICE u32 mask_or_magic(u32 word, u32 mask) {
-  u32 pair;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(mask), "r"(MAGIC));
-  return pair;
-}
-
-// a b + c for two 16-bit floats at once.
-DEVICE u32 multiply_add_pair(u32 a, u32 b, u32 c) {
-  u32 d;
-#if DTYPE == 1
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-#else
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-#endif
-  return d;
-}
-
-// The eight values of a word in pairs (0, 4), (1, 5), (2, 6), (3, 7), as value / VALUE; the even pairs with a surplus.
-// The integer pipe, where logic and shifts go, is the narrow place: the odd pairs are finished by the float pipe.
-DEVICE void widen(u32 (&pair)[4], u32 word) {
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const u32 part = word >> (4 * i);
-    pair[i] = mask_or_magic(part, 0x000f000f);
-#if DTYPE == 1
-    // A nibble u at bits 4..7 is the number u 2^-129 (below and just above the smallest normal one, bits are linear):
-    // times 2^127, less 2.
-    pair[i + 1] = multiply_add_pair(part & 0x00f000f0, 0x7F007F00, 0xC000C000);
-#else
-    // (1024 + 16 u) / 16 - 72
-    pair[i + 1] = multiply_add_pair(mask_or_magic(part, 0x00f000f0), 0x2C002C00, 0xD480D480);
-#endif
-  }
 }
 
 template <typename S, int EIGHTS>
@@ -367,7 +300,7 @@ DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
 #pragma unroll
     for (int i = 0; i < EIGHTS; ++i) {
       // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
-      widen(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
+      widen<false>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
     }
     const uint4 x = load_x<S>(stage, k_warp, j);
     const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
