@@ -78,7 +78,8 @@ def trace_limits(trace: RoundTrace | DraftField) -> list[str]:
         lines = [] if trace.whole_vocabulary else [f"Budgets above {trace.top_k} candidates are not in this field."]
     num_prompts = len(trace.prompts)
     if num_prompts < MIN_PROMPTS:
-        lines.append(f"{num_prompts} prompts give no interval: it takes {MIN_PROMPTS}.")
+        given = "1 prompt gives" if num_prompts == 1 else f"{num_prompts} prompts give"
+        lines.append(f"{given} no interval: it takes {MIN_PROMPTS}.")
     unknown = [name for name in TRACE_FIELDS if provenance.get(name) is None and name not in ("target", "drafter")]
     if unknown:
         lines.append(f"Not known: {', '.join(unknown)}; results that know them are not compared with this one.")
