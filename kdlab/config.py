@@ -204,7 +204,7 @@ def racecheck_builds() -> bool:
     """
     wanted = os.environ.get("KDLAB_RACECHECK", "0")
     if wanted not in ("0", "1"):
-        raise ArgumentError("KDLAB_RACECHECK", "0 or 1 in this environment variable", wanted)
+        raise ArgumentError("KDLAB_RACECHECK", "0 or 1 in this environment variable", repr(wanted))
     return wanted == "1"
 
 

@@ -72,9 +72,10 @@ def test_builds_for_racecheck_are_told_apart(csrc, compiled, monkeypatch):
     monkeypatch.setenv("KDLAB_RACECHECK", "0")
     compile_build(PLAIN, ARCH)
     assert len(compiled) == 2
-    monkeypatch.setenv("KDLAB_RACECHECK", "yes")
-    with pytest.raises(ArgumentError, match="KDLAB_RACECHECK: expected 0 or 1 in this environment variable"):
-        compile_build(PLAIN, ARCH)
+    for word in ("yes", "2", ""):
+        monkeypatch.setenv("KDLAB_RACECHECK", word)
+        with pytest.raises(ArgumentError, match=f"RACECHECK: expected 0 or 1 in this .*, got '{word}'"):
+            compile_build(PLAIN, ARCH)
 
 
 def test_another_compiler_is_told_apart(csrc, compiled, monkeypatch):
