@@ -56,9 +56,11 @@ def _source(page: CostPage) -> str:
     if not known:
         return "**No round is recorded yet**: every stage stands at its floor, which no kernel reaches."
     gpu, day, commit = known["gpu"], known["started_utc"][:10], known["git_commit"][:7]
+    cost, g = page.evidence.cost, page.phases["g"]
     return (
-        f"Rounds: one {gpu}, {day}, commit {commit}, one rank of {page.evidence.cost.ranks}, random weights. "
-        f"Acceptance: kimi-k26-mini at temperature {TEMPERATURE:g}."
+        f"Rounds: one {gpu}, {day}, commit {commit}, one rank of {cost.ranks}, random weights. Collectives: "
+        f"{cost.fit.all_reduce.source(cost.ranks)}. Acceptance: kimi-k26-mini at temperature {TEMPERATURE:g}, not "
+        f"K2.6's. Routing: K2.6's g is unknown, {g.min():g} to {g.max():g} here."
     )
 
 
