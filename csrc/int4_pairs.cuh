@@ -1,6 +1,6 @@
 // csrc/int4_pairs.cuh: packed expert weights, 8 nibbles u a word, each (u - 8) times the scale of its 32 inputs: how a
-//   word becomes pairs of 16-bit floats, exactly and in one or two instructions a pair, and what else the kernels of few
-//   rows (moe_weights.cuh) and of many (moe_many_rows.cu) have in common.
+//   word becomes pairs of 16-bit floats, exactly and in one or two instructions a pair, and what else the kernels of
+//   few rows (moe_weights.cuh) and of many (moe_many_rows.cu) have in common.
 //   test tests/kernels/test_moe_int4.py, test_moe_many_rows.py
 #pragma once
 

@@ -1,10 +1,10 @@
 """Stages of a round timed alone, with the very kernels of the round: its work is captured once, stage by stage.
 
-While a call is captured under `record_segments`, every mark of `kdlab.kernels.stage` notes the nodes that the stream then
-waits for: they and all before them, without those of earlier marks, are a piece of the stage that just ended. A stage
-alone is the whole graph without the nodes of all others, its pieces, 61 of them for a layer's part, one behind the
-other. A kernel that overlapped the one ahead of it in the round (programmatic dependent launch) overlaps the one that
-is ahead of it then. What is launched outside of all stages is the stage "other".
+While a call is captured under `record_segments`, every mark of `kdlab.kernels.stage` notes the nodes that the stream
+then waits for: they and all before them, without those of earlier marks, are a piece of the stage that just ended. A
+stage alone is the whole graph without the nodes of all others, its pieces, 61 of them for a layer's part, one behind
+the other. A kernel that overlapped the one ahead of it in the round (programmatic dependent launch) overlaps the one
+that is ahead of it then. What is launched outside of all stages is the stage "other".
 """
 
 import contextlib
