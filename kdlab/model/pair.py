@@ -125,7 +125,7 @@ class Pair:
     def _embed_blocks(self, anchor: Tensor, block_size: int, mask_id: int, impl: str) -> Tensor:
         """Return the target's embeddings [S, b, D] of blocks of an anchor [S] int and b - 1 mask tokens."""
         target = self.target
-        if self.ranks.size == 1 or anchor.device.type == "cpu":
+        if self.ranks.size == 1 or anchor.device.type == "cpu":  # where `embed` looks at the tokens
             return target.embed(make_blocks(anchor, block_size, mask_id), impl)
         shard = {"first_id": target.tokens.start, "block_size": block_size, "mask_id": mask_id}
         return self.ranks.all_reduce(embed_blocks(anchor, target.embedding, **shard, impl=impl), "embedding")
