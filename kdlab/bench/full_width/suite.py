@@ -99,12 +99,12 @@ def bench_round(
 
     Args:
         ranks: whose slice is made; 1 makes whole layers.
-        experts: "tp" or "ep"; None takes those of `running`, or of one slice both, as `slice_points` says.
+        experts: of one slice, "tp" or "ep"; None takes both, as `slice_points` says. Real ranks have theirs.
         running: from `init_ranks`: the first slices of `ranks` are made, one each, and these ranks talk to one another;
             every one makes this call. None makes one slice.
         layers: of the target; None takes all 61, which fit one GPU from 8 ranks on.
         seconds: no point is begun after it.
-        chosen: points; None takes `points()`, or of real ranks `rank_points()`.
+        chosen: points; None takes those of `slice_points()`, of one split `points()`, of real ranks `rank_points()`.
         progress: called with (points done, points in all).
 
     Raises:
