@@ -93,6 +93,24 @@ def test_the_environment_is_what_the_lock_says():
     assert {name: here.get(canonicalize_name(name)) for name in names} == names
 
 
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="this is not the environment that the lock made")
+def test_a_folder_of_that_name_does_not_hide_the_package(tmp_path):
+    (tmp_path / "kdlab").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run([sys.executable, "-c", "import kdlab; kdlab.load_pair"], cwd=tmp_path, env=environment)
+    assert run.returncode == 0
+
+
+def test_an_activated_environment_is_not_what_the_next_one_is_made_from(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    assert shutil.which("python3", path=environment["PATH"]) == str(tmp_path / "bin" / "python3")
+    command = ["sh", ROOT / ".ci/find-python"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len(found.splitlines()) == 1
+    assert not Path(found.strip()).is_relative_to(tmp_path)
+
+
 def test_environment_yml_is_in_step():
     channels, found, pip = conda()
     assert channels == ["conda-forge", "nodefaults"]
