@@ -55,10 +55,10 @@ class AllReduce:
     def source(self, ranks: int) -> str:
         """Say where the time for so many ranks comes from."""
         if not self.measured_ranks:
-            return f"modelled, {self.base_us:g} us each and the ring's bytes"
+            return f"modelled, {self.base_us:g} µs each and the ring's bytes"
         known = f"measured on {' and '.join(str(number) for number in self.measured_ranks)} GPUs"
         if self.wait_us:
-            known += f", with {self.wait_us:.1f} us each that whole rounds take beside them"
+            known += f", with {self.wait_us:.1f} µs each that whole rounds take beside them"
         if ranks in self.measured_ranks:
             return known
         if len(self.measured_ranks) == 1:

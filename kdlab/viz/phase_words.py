@@ -48,7 +48,7 @@ def region_table(phases: pd.DataFrame) -> pd.DataFrame:
             "lowest gain": percent(low),
             "median": percent(middle),
             "highest": percent(high),
-            "budgets, or cuts, that pay": f"{budgets.min():g} to {budgets.max():g}" if len(budgets) else "-",
+            "budgets, or cuts, that pay": _span(budgets),
         })  # fmt: skip
     return pd.DataFrame(found)
 
@@ -171,6 +171,14 @@ def _first_line(alike: pd.DataFrame, best: pd.DataFrame, free: pd.DataFrame) -> 
         f"{_share_text(best, PAYS)}{where}, slower at {_share_text(best, COSTS)}; a tree that is cut so too is faster "
         f"at {_share_text(free, PAYS)}, slower at {_share_text(free, COSTS)}. The rest is too close to call."
     )
+
+
+def _span(values: pd.Series) -> str:
+    """The least and the largest, or the one there is."""
+    if values.empty:
+        return "-"
+    least, most = f"{values.min():g}", f"{values.max():g}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _listed(first: list[int], last: str) -> str:

@@ -53,8 +53,8 @@ def plot_round_fit(
     lower.axhspan(-100 * _BAND, 100 * _BAND, color=theme.PALE, alpha=0.4, zorder=0)
     upper.set_xscale("log")
     upper.set_yscale("log")
-    theme.style_axes(upper, title="", xlabel="", ylabel="fitted, us")
-    theme.style_axes(lower, title="", xlabel="measured, us", ylabel="fit is off by, %")
+    theme.style_axes(upper, title="", xlabel="", ylabel="fitted, µs")
+    theme.style_axes(lower, title="", xlabel="measured, µs", ylabel="fit is off by, %")
     theme.add_figure_heading(figure, title, entries, num_columns=4)
     theme.add_figure_caption(figure, provenance, notes)
     return figure

@@ -139,7 +139,7 @@ def test_measured_all_reduces_take_the_place_of_the_modelled_ones():
     assert measured.us(8, 0.0) == pytest.approx(5.0 + 14 * 0.5)
     assert measured.source(4) == "measured on 2 and 4 GPUs"
     assert measured.source(8) == "measured on 2 and 4 GPUs, carried on to 8"
-    assert MODELLED.source(8).startswith("modelled, 8 us each")
+    assert MODELLED.source(8).startswith("modelled, 8 µs each")
     step = rounds.step_of(33, 1, 1024, 0.8)
     assert collectives_us(TARGET, DRAFTER, step, all_reduce=measured) > collectives_us(TARGET, DRAFTER, step)
     one = fit_all_reduce(rounds.all_reduce_rows(ranks=(4,)))
@@ -153,7 +153,7 @@ def test_what_rounds_wait_for_beside_their_collectives_is_one_time_for_each():
     waiting = with_waits(measured, rounds.round_rows(gpus=2, waits_us=3.0, all_reduce=measured), TARGET, DRAFTER)
     assert waiting.wait_us == pytest.approx(3.0)
     assert waiting.us(8, 1e6, calls=5) == pytest.approx(measured.us(8, 1e6, calls=5) + 15.0)
-    assert "with 3.0 us each that whole rounds take beside them" in waiting.source(8)
+    assert "with 3.0 µs each that whole rounds take beside them" in waiting.source(8)
     assert with_waits(measured, rounds.round_rows(), TARGET, DRAFTER) == measured  # rounds of one GPU say nothing of it
     assert fit_wait([90.0, 80.0], [100.0, 100.0], [10, 10]) == 0.0
 
