@@ -15,6 +15,7 @@ from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdic
 from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
+from kdlab.model.ranks import Ranks
 
 
 @pytest.mark.parametrize(("tokens", "distinct"), [(1, 8), (4, 31), (33, 192), (65, 286), (128, 384), (7, 8), (3, 9)])
@@ -133,6 +134,12 @@ def test_a_split_that_is_asked_for_has_all_points(monkeypatch):
     fake.done.clear()
     bench_round(chosen=chosen, seconds=1000.0)
     assert fake.done == [("tp", *chosen[0]), ("ep", *chosen[0])]
+
+
+def test_running_ranks_refuse_another_split(monkeypatch):
+    FakeRounds(monkeypatch)
+    with pytest.raises(ArgumentError, match="experts: expected 'tp', as the running ranks split"):
+        bench_round(experts="ep", running=Ranks.slice_of(0, 8, "tp"))
 
 
 @pytest.mark.gpu

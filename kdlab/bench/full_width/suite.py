@@ -18,7 +18,7 @@ from kdlab.bench.rows import bench_row, read_rows, rows_frame, state_columns
 from kdlab.bench.timing import require_gpu
 from kdlab.checks import check_float, check_int
 from kdlab.config import DrafterConfig, TargetConfig
-from kdlab.errors import UnsupportedDevice
+from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.machine import gpu_state, link_facts
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
@@ -99,7 +99,8 @@ def bench_round(
 
     Args:
         ranks: whose slice is made; 1 makes whole layers.
-        experts: of one slice, "tp" or "ep"; None takes both, as `slice_points` says. Real ranks have theirs.
+        experts: of one slice, "tp" or "ep"; None takes both, as `slice_points` says. Real ranks have theirs
+            and refuse the other.
         running: from `init_ranks`: the first slices of `ranks` are made, one each, and these ranks talk to one another;
             every one makes this call. None makes one slice.
         layers: of the target; None takes all 61, which fit one GPU from 8 ranks on.
@@ -142,6 +143,8 @@ def _stretches(
     experts: str | None, running: Ranks | None, chosen: Sequence[Choice] | None
 ) -> list[tuple[str, Sequence[Choice]]]:
     if running is not None:
+        if experts not in (None, running.experts):
+            raise ArgumentError("experts", f"{running.experts!r}, as the running ranks split, or None", repr(experts))
         return [(running.experts, rank_points() if chosen is None else chosen)]
     if chosen is None:
         return list(slice_points()) if experts is None else [(experts, points())]
