@@ -1,8 +1,8 @@
 // csrc/fresh.cuh: loads for kernels that begin before the kernel ahead of them ends (programmatic dependent launch).
 //   A kernel may begin while the one TWO ahead still runs, if the one between lets it start before its own wait. Then
-//   - L1 of a multiprocessor may hold old lines: torch gives the memory of an input that a kernel ahead still reads to
-//     the kernel behind it, and `const T* __restrict__` reads by ld.global.nc, which CUDA allows only for what nobody
-//     writes as long as the kernel runs;
+//   - L1 of a multiprocessor may hold old lines (none was seen on an H200, docs/racecheck.md): torch gives the memory
+//     of an input that a kernel ahead still reads to the kernel behind it, and `const T* __restrict__` reads by
+//     ld.global.nc, which CUDA allows only for what nobody writes as long as the kernel runs;
 //   - the compiler moves such reads before grid_dependency_wait, or reads of weights behind it, as it likes.
 //   test tests/kernels/test_compile.py (what is read before the wait), and through the kernels that include it
 #pragma once
