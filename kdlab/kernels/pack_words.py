@@ -10,7 +10,6 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
-from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
 
 MAX_FIELDS = 20
@@ -54,11 +53,6 @@ def pack_words(fields: Sequence[Tensor], out: Tensor, *, impl: str = "auto") -> 
         torch.cat([field.int().reshape(streams, _width(field)) for field in read], dim=1, out=out)
     else:
         _pack_words(read, out)
-
-
-def pack_words_cost(streams: int, words: int) -> Cost:
-    """Return the cost of rows of `words` words, read and written once."""
-    return Cost(8 * streams * words)
 
 
 def _width(field: Tensor) -> int:

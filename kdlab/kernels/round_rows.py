@@ -8,7 +8,6 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
-from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.ops import cuda_op
 
 _THREADS = 128  # as in the .cu
@@ -63,11 +62,6 @@ def round_rows(
             raise ShapeError(name, f"contiguous torch.int32 on {token.device}", got)
     run = reference.round_rows if impl == "reference" or not token.is_cuda else _round_rows
     return RoundRows(*run(token, depth, num_nodes, start, anchor, running))
-
-
-def round_rows_cost(num_streams: int, num_rows: int) -> Cost:
-    """Return the cost of trees of `num_rows` rows."""
-    return Cost(num_streams * (16 * num_rows + 24))
 
 
 @cuda_op("round_rows", mutates_args=("token",))
