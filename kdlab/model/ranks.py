@@ -218,16 +218,18 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     check_float("timeout", timeout, above=0.0)
     chosen = local_device(device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    if not dist.is_initialized():
-        _start_group(backend, chosen)
-    elif dist.get_backend() != backend:
+    store = None if dist.is_initialized() else _start_group(backend, chosen)
+    if dist.get_backend() != backend:
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
     watch = RankWatch.of_process(rank, size, timeout)
+    if store is not None:
+        _meet(store, size)
     return Ranks(rank, size, experts, dist.group.WORLD, watch=watch, device=chosen)
 
 
-def _start_group(backend: str, device: torch.device) -> None:
+def _start_group(backend: str, device: torch.device) -> dist.Store:
+    """Make the group of all ranks, and return the store that they share."""
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=_SLOWEST))
     except ValueError as error:  # one of torchrun's environment variables is missing
@@ -237,6 +239,14 @@ def _start_group(backend: str, device: torch.device) -> None:
     own = dist.PrefixStore(f"kdlab-{RankWatch.generation}", store)
     bound = device if device.type == "cuda" else None
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_SLOWEST, device_id=bound)
+    return own
+
+
+def _meet(store: dist.Store, size: int) -> None:
+    """Wait until every rank has its connections: one that ended before would break those that others still make."""
+    if store.add("joined", 1) == size:
+        store.set("all joined", "")
+    store.wait(["all joined"])
 
 
 def local_device(device: torch.device | str) -> torch.device:
