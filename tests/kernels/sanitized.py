@@ -5,12 +5,9 @@ that ran. test_sanitizer_gpu.py starts this under each tool.
 """
 
 import random
-import shutil
+import re
 import sys
-import tempfile
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,29 +17,24 @@ from kdlab.kernels import (
     jit,
     kv_commit,
     merge_shards,
+    moe_builds,
     sample_shards,
     skinny_linear,
     stream_advance,
-    verify_attention_flashmla,
 )
 from kdlab.kernels import target_sample as sampling
-from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.add_norm import add_norm
-from kdlab.kernels.embed_shard import embed_shard
+from kdlab.kernels.embed_shard import embed_blocks, embed_shard
 from kdlab.kernels.forward_rows import forward_rows
 from kdlab.kernels.mma_peak import mma_peak
-from kdlab.kernels.moe_builds import MANY_ROWS
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.norm_rope import norm_rope
 from kdlab.kernels.pack_words import pack_words
 from kdlab.kernels.round_rows import round_rows
 from kdlab.kernels.router import router
-from kdlab.kernels.verify_attention import verify_attention
-from kdlab.paths import CSRC
 from kdlab.tree import accept, build_best_first
 from tests.kernels import (
     moe_cases,
-    test_draft_attention,
     test_forward_rows,
     test_head_norm_rope,
     test_kv_commit,
@@ -53,12 +45,13 @@ from tests.kernels import (
     test_stream_advance,
     test_target_sample,
     test_tree_build,
-    verify_cases,
 )
+from tests.kernels.planted import TWINS
+from tests.kernels.sanitized_attention import attention, hopper
 from tests.tree.samples import sample_tree
 from tests.tree.test_accept import likely_target
 
-BF16 = torch.bfloat16
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def randn(*shape, dtype=BF16, seed=0):
@@ -68,15 +61,19 @@ def randn(*shape, dtype=BF16, seed=0):
 
 def layer():
     """Norms, rotations, cache rows and embeddings of a few rows."""
-    for rows, update in ((4, True), (1, False)):
-        add_norm(randn(rows, 256), randn(rows, 256, seed=1) if update else None, randn(256), 1e-5, impl="cuda")
-    for interleaved in (False, True):
-        norm_rope(*test_norm_rope.new_case(BF16).to("cuda"), eps=1e-6, interleaved=interleaved, impl="cuda")
-    heads = test_head_norm_rope.new_case(BF16, dim=64).to("cuda")
-    heads.heads("cuda")
-    heads.append("cuda")
+    for dtype in (BF16, F32):
+        for rows, update in ((4, True), (1, False)):
+            x, added, weight = (randn(*shape, dtype=dtype) for shape in ((rows, 256), (rows, 256), (256,)))
+            add_norm(x, added if update else None, weight, 1e-5, impl="cuda")
+        for interleaved in (False, True):
+            norm_rope(*test_norm_rope.new_case(dtype).to("cuda"), eps=1e-6, interleaved=interleaved, impl="cuda")
+        heads = test_head_norm_rope.new_case(dtype, dim=64).to("cuda")
+        heads.heads("cuda")
+        heads.append("cuda")
     forward_rows(*test_forward_rows.new_case(device="cuda"), test_forward_rows.ROPE, impl="cuda")
-    embed_shard(torch.tensor([[0, 15, 16, 17]]).cuda(), randn(16, 128), first_id=8, impl="cuda")
+    tokens, shard = torch.tensor([0, 15, 16, 17]).cuda(), randn(16, 128)
+    embed_shard(tokens[None], shard, first_id=8, impl="cuda")
+    embed_blocks(tokens, shard, first_id=8, block_size=3, mask_id=9, impl="cuda")
 
 
 def rounds():
@@ -105,6 +102,12 @@ def trees():
 def logits():
     """Candidates and samples, whole and from the shards of two ranks."""
     rows = test_merge_shards.hard_logits(1024, "cpu").cuda()
+    for dtype in (BF16, F32):
+        candidates_and_samples(rows.to(dtype))
+
+
+def candidates_and_samples(rows):
+    """Those of logits [S, N, V]."""
     draft_topk.draft_topk(rows, 16, impl="cuda")
     shards_of = test_merge_shards.shards_of
     top = shards_of(rows, 2, lambda part, first: draft_topk.draft_topk_shard(part, 16, first_id=first))
@@ -137,12 +140,24 @@ def linear():
 
 
 def experts():
-    """INT4 and dense experts by few and many rows, without and with a shared one."""
+    """INT4 and dense experts by few rows, without and with a shared one."""
     for rows in (1, 2, 9):
         for shared in (False, True):
             moe(moe_cases.new_case(rows, shared=shared))
+    moe(moe_cases.new_case(3, shared=True, inner=64))
     moe(moe_cases.new_case(3, scale=None))
-    moe(moe_cases.new_case(MANY_ROWS))
+    moe(moe_cases.new_case(3, dtype=F32, shared=True))
+    moe(moe_cases.new_case(3, dtype=F32, scale=None))
+
+
+def many_rows():
+    """INT4 experts by so many rows that they are a product of matrices, in narrow and in wide tiles."""
+    rows, wide_rows = moe_builds.MANY_ROWS, moe_builds.WIDE_ROWS
+    moe(moe_cases.new_case(rows))
+    moe_builds.WIDE_ROWS = rows  # the same kernels as from wide_rows rows on, which take these tools long
+    moe(moe_cases.new_case(rows))
+    moe(moe_cases.new_case(rows, dtype=F16, scale=F32))
+    moe_builds.WIDE_ROWS = wide_rows
 
 
 def moe(case):
@@ -155,138 +170,88 @@ def moe(case):
     moe_int4(**{name: moved(value) for name, value in case.items()}, impl="cuda")
 
 
-def draft_attention():
-    """Blocks over contexts with and without several parts to merge."""
-    for starts, window, past_is_old in (((3, 70), None, False), ((600,), None, True), ((200,), 100, True)):
-        case = test_draft_attention.new_case(starts, dtype=BF16, window=window)
-        on_gpu = test_draft_attention.Case(*(t.cuda() for t in case.tensors()), window, case.causal)
-        on_gpu.run("cuda", past_is_old=past_is_old)
+SWITCHES = {"DTYPE": 1, "FINE": 1, "PACKED": 1, "PARTS": 1, "SCALE_DTYPE": 1, "SHARED_WIDTH": 1, "TILE_EIGHTS": 4,
+            "WHOLE_DOWN": 1}  # fmt: skip
+"""Constants of a build that choose code, and from which value on: of the others the same code is made larger."""
 
 
-def verify(impl, prefixes, nodes, *, fixed=False):
-    """Attention over these prefixes and trees, compared with float64."""
-    case = verify_cases.make_case(prefixes, nodes, 8, device="cpu")
-    o, _ = verify_attention(
-        *(t.cuda() for t in case.tensors), scale=verify_cases.SCALE, latent_dim=512, impl=impl, fixed_split=fixed
-    )
-    torch.testing.assert_close(o.cpu().double(), case.expected()[0], rtol=1e-2, atol=2e-2)
-
-
-def flashmla():
-    """The merge with FlashMLA's result, whose own kernels are not for these tests to check."""
-
-    class Package:
-        """Stands for flash_mla: a prefix of zeros."""
-
-        get_mla_metadata = staticmethod(lambda: (None,))
-
-        @staticmethod
-        def flash_mla_with_kvcache(q, *_, **options):
-            streams, rows, heads, _ = q.shape
-            return torch.zeros(streams, rows, heads, 512).to(BF16).cuda(), torch.zeros(streams, heads, rows).cuda()
-
-    verify_attention_flashmla.load_flashmla = Package
-    case = verify_cases.make_case([130, 0], [3, 2], 8, device="cpu")
-    verify_attention(*(t.cuda() for t in case.tensors), scale=1.0, latent_dim=512, impl="flashmla")
-
-
-def attention():
-    """The draft's attention, and the target's by the kernels for every GPU."""
-    draft_attention()
-    verify("naive", [130, 0], [3, 2])
-    verify("mma", [130, 0], [3, 2])
-    verify("mma", [700], [9])
-    verify("mma", [1100], [2], fixed=True)
-    flashmla()
-
-
-def hopper():
-    """The target's attention by the kernels for Hopper: a persistent grid, parts of tiles, and parts of the prefix."""
-    most_parts = wgmma.most_parts
-    for parts in (1, 3):
-        wgmma.most_parts = partial(lambda parts, *_: parts, parts)
-        verify("wgmma", [130, 0], [3, 2])
-        verify("wgmma", [700], [9])
-    wgmma.most_parts = most_parts
-    verify("wgmma", [700], [9], fixed=True)
-
-
-TWIN = """
-#include "named_barriers.cuh"
-// Half of the block writes and the other half reads. FAULT 1: it reads before it waits. FAULT 2: a value too many.
-extern "C" __global__ void __launch_bounds__(64) twin(int* out) {
-  __shared__ int data[32];
-  const int i = threadIdx.x % 32;
-  if (threadIdx.x == 0) named_barrier_init(1, 64);
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    data[i] = i;
-    named_barrier_arrive(1, 64);
-  } else {
-    if (FAULT != 1) named_barrier(1, 64);
-    out[FAULT == 2 ? i + 1 : i] = data[31 - i];
-    if (FAULT == 1) named_barrier(1, 64);
-  }
-}
-"""
-
-
-def twin(fault):
-    """A kernel with one of these faults."""
-    with tempfile.TemporaryDirectory() as folder:
-        jit.build.CSRC = Path(folder)
-        for name in ("named_barriers.cuh", "common.cuh"):
-            shutil.copy(CSRC / name, folder)
-        (jit.build.CSRC / "twin.cu").write_text(TWIN)
-        out = torch.zeros(32, dtype=torch.int32).cuda()
-        jit.kernel(jit.Build("twin.cu", (("FAULT", fault),)), "twin", out.device).launch(1, 64, out)
-        torch.cuda.synchronize()
+def variant(build: str) -> str:
+    """Return the file of a build, as `str` names it, and which of the code's switches are on."""
+    values = dict(re.findall(r"(\w+)=(\d+)", build))
+    on = [name for name, least in SWITCHES.items() if int(values.get(name, 0)) >= least]
+    return "+".join([build.split(".")[0], *on])
 
 
 class Case(NamedTuple):
-    """What runs, and the kernels that it must run."""
+    """What runs, the kernels that it must run, and the variants of their code."""
 
     run: Callable[[], None]
     kernels: str
+    variants: str
 
 
-MANY = "moe_many_plan moe_many_gate_up moe_many_down moe_many_sum"
 CASES = {
-    "layer": Case(layer, "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard"),
-    "rounds": Case(rounds, "kv_commit stream_advance tree_accept round_rows pack_words mma_peak"),
-    "trees": Case(trees, "tree_build"),
+    "layer": Case(
+        layer,
+        "add_norm norm_rows norm_rope head_norm_rope append_context forward_rows embed_shard",
+        "add_norm add_norm+DTYPE norm_rope norm_rope+DTYPE head_norm_rope head_norm_rope+DTYPE"
+        " forward_rows embed_shard",
+    ),
+    "rounds": Case(
+        rounds,
+        "kv_commit stream_advance tree_accept round_rows pack_words mma_peak",
+        "kv_commit stream_advance tree_accept round_rows pack_words mma_peak+DTYPE",
+    ),
+    "trees": Case(trees, "tree_build", "tree_build tree_build+FINE"),
     "logits": Case(
         logits,
         "draft_topk merge_topk target_greedy target_draw merge_candidates best_candidate top_p_mass choose_token",
+        "draft_topk draft_topk+DTYPE target_sample target_sample+DTYPE top_p_mass top_p_mass+DTYPE merge_shards",
     ),
-    "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose"),
-    "experts": Case(experts, "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum " + MANY),
+    "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose", "skinny_linear+DTYPE router"),
+    "experts": Case(
+        experts,
+        "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum",
+        "moe_one_row+DTYPE+PACKED+SCALE_DTYPE"
+        " moe_int4+DTYPE+PACKED+SCALE_DTYPE+WHOLE_DOWN moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH+WHOLE_DOWN"
+        " moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH moe_int4+PACKED+SCALE_DTYPE+SHARED_WIDTH"
+        " moe_int4+DTYPE+SCALE_DTYPE moe_int4",
+    ),
+    "many rows": Case(
+        many_rows,
+        "moe_many_plan moe_many_gate_up moe_many_down moe_many_sum",
+        "moe_many_rows+DTYPE+PACKED+SCALE_DTYPE moe_many_rows+DTYPE+PACKED+SCALE_DTYPE+TILE_EIGHTS"
+        " moe_many_rows+DTYPE+PACKED+TILE_EIGHTS",
+    ),
     "attention": Case(
         attention,
         "draft_attention draft_merge verify_attention_naive verify_attention_mma verify_merge verify_merge_prefix",
+        "draft_attention+DTYPE verify_attention_naive verify_attention_naive+DTYPE verify_attention_mma+DTYPE"
+        " verify_merge+DTYPE",
     ),
-    "hopper": Case(hopper, "verify_attention_wgmma verify_parts"),
+    "hopper": Case(
+        hopper,
+        "verify_attention_wgmma verify_parts",
+        "verify_attention_wgmma+DTYPE verify_attention_wgmma+DTYPE+PARTS verify_parts+DTYPE+PARTS",
+    ),
 }
-TWINS = {
-    "race": ("racecheck", Case(partial(twin, 1), "twin"), "Race reported between"),
-    "overflow": ("memcheck", Case(partial(twin, 2), "twin"), "Invalid __global__ write of size 4 bytes"),
-}
-"""Faults by name: the tool that must find each, and what it says."""
 
 
 def main():
-    """Run one case and print the kernels that it launched."""
-    launched, launch = set(), jit.Kernel.launch
+    """Run one case and print the kernels that it launched, and the variants of their code."""
+    launched, variants, launch = set(), set(), jit.Kernel.launch
 
     def spy(self, *args, **options):
         launched.add(self.name)
+        variants.add(variant(self.what))
         launch(self, *args, **options)
 
     jit.Kernel.launch = spy
     name = sys.argv[1]
-    (TWINS[name][1] if name in TWINS else CASES[name]).run()
+    (TWINS[name][1] if name in TWINS else CASES[name].run)()
     torch.cuda.synchronize()
     print("kernels:", *sorted(launched))
+    print("variants:", *sorted(variants))
 
 
 if __name__ == "__main__":

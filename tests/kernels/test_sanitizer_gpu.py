@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kdlab.kernels.builds import all_builds
 from kdlab.paths import CSRC
-from tests.kernels.sanitized import CASES, TWINS
+from tests.kernels.planted import TWINS
+from tests.kernels.sanitized import CASES, SWITCHES, variant
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -47,7 +49,9 @@ def test_nothing_is_found(tool, case):
     status, said = watched(tool, case)
     assert CLEAN[tool] in said, said
     assert status == 0, said
-    assert re.search(r"^kernels: (.*)$", said, re.MULTILINE)[1].split() == sorted(CASES[case].kernels.split()), said
+    for name in ("kernels", "variants"):
+        ran = re.search(rf"^{name}: (.*)$", said, re.MULTILINE)[1].split()
+        assert ran == sorted(getattr(CASES[case], name).split()), said
 
 
 @pytest.mark.gpu
@@ -65,3 +69,25 @@ def test_every_kernel_stands_in_a_case():
     texts = [file.read_text() for file in sorted(CSRC.glob("*.cu*"))]
     assert sum(text.count('extern "C"') for text in texts) == sum(len(kernel.findall(text)) for text in texts)
     assert named == {name for text in texts for name in kernel.findall(text)}
+
+
+SIZES = """
+BLOCKS_PER_SM BLOCK_THREADS CHOSEN CHUNK CHUNK_BYTES CUT_BLOCK_KEYS CUT_FIXED_KEYS CUT_MIN_UNITS CUT_TILE_UNITS
+DOWN_BYTES DOWN_ROWS DOWN_STAGES HEAD_DIM INNER_WIDTH LATENT MAX_SHARES MIN_TILES MODEL_WIDTH NUM_EXPERTS NUM_THREADS
+PLAN_BYTES RING_BYTES ROPE ROWS ROW_WIDTH SHARED_BYTES SHARED_DOWN_ROWS SHARED_DOWN_STAGES SHARED_PICKS SHARED_UP_ROWS
+SHARED_UP_STAGES SLAB_INPUTS STAGES TILE UNIT UP_ROWS UP_STAGES WARPS WARP_ROWS X_ROWS
+"""
+
+
+def test_every_variant_of_the_code_stands_in_a_case():
+    builds = all_builds()
+    assert {name for build in builds for name, _ in build.defines} == {*SIZES.split(), *SWITCHES}, "sizes, or switches?"
+    run = {name for case in CASES.values() for name in case.variants.split()}
+    assert {variant(str(build)) for build in builds} <= run
+
+
+def test_a_switch_makes_another_variant():
+    assert variant("moe_many_rows.cu (DTYPE=2, TILE_EIGHTS=3)") == "moe_many_rows+DTYPE"
+    assert variant("moe_many_rows.cu (DTYPE=1, TILE_EIGHTS=6)") == "moe_many_rows+DTYPE+TILE_EIGHTS"
+    assert variant("moe_int4.cu (DTYPE=0, SHARED_WIDTH=64, WHOLE_DOWN=0)") == "moe_int4+SHARED_WIDTH"
+    assert variant("router.cu") == "router"
