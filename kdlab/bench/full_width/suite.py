@@ -221,6 +221,7 @@ def _rows(
         bench_row("round", "round", "us", case=case, samples=found.whole, note=note, **columns),
         bench_row("round", "floor", "us", case=case, value=sum(floors.values()), **columns),
         bench_row("round", "loop", "us", case=case, value=found.loop_us, note="launch, copy, read", **columns),
+        bench_row("round", "row", "us", case=case, value=found.row_us, note="launches in a row", **columns),
     ]
     if found.alone:
         note = "the round without its collectives"
