@@ -13,6 +13,7 @@ from kdlab.kernels import reference
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import PORTABLE, Build, arch_of, kernel, num_sms
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 
 HEAD_DIMS = (32, 64, 128)
@@ -76,15 +77,25 @@ def draft_attention(
         only). UnsupportedDevice: "cuda" on a device without the kernel. NotSupported: "cuda" for a dtype or a width
         that the kernel does not have.
     """
+    if not _runs_kernel(q, k, v, keys, values, start, window, impl):
+        return reference.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
+    return _draft_attention(q, k, v, keys, values, start, min(int(window or ALL), ALL), causal, past_is_old)
+
+
+@by_layout
+def _runs_kernel(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: Tensor, window: int | None, impl: str
+) -> bool:
+    """Check the arguments of `draft_attention`; say whether the kernel runs."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
-    window = None if window is None else check_int("window", window, minimum=1)
+    if window is not None:
+        check_int("window", window, minimum=1)
     _check(q, k, v, keys, values, start)
     if impl == "auto":
         impl = "cuda" if has_kernel(q.shape[-1], q.dtype, q.device) else "reference"
-    if impl == "reference":
-        return reference.draft_attention(q, k, v, keys, values, start, window=window, causal=causal)
-    _check_for_kernel(q, k, v, keys, values, start)
-    return _draft_attention(q, k, v, keys, values, start, min(window or ALL, ALL), causal, past_is_old)
+    if impl == "cuda":
+        _check_for_kernel(q, k, v, keys, values, start)
+    return impl == "cuda"
 
 
 def has_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:

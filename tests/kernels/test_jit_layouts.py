@@ -7,8 +7,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ShapeError
+from kdlab.kernels import draft_attention
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.skinny_linear import skinny_linear
+from tests.kernels import test_draft_attention
+from tests.kernels.test_draft_attention import Case, fake
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,14 @@ def test_what_is_remembered_does_not_grow_for_ever(asked, monkeypatch):
             for rows in (1, 2, 3):
                 answer(on_gpu(rows))
     assert len(calls) > 3
+
+
+def test_the_drafts_attention_checks_equal_layouts_once(monkeypatch):
+    checked, check = [], draft_attention._check
+    monkeypatch.setattr(draft_attention, "_check", lambda *tensors: (checked.append(tensors), check(*tensors)))
+    made = test_draft_attention.new_case((9, 3), heads=8, kv_heads=2, dtype=torch.bfloat16, capacity=77)
+    with FakeTensorMode():
+        for window, times in ((None, 1), (None, 1), (5, 2), (None, 2)):
+            case = Case(*map(fake, made.tensors()), window)  # other tensors of the same layout
+            assert case.run("cuda").shape == made.q.shape
+            assert len(checked) == times
