@@ -1,11 +1,12 @@
 """`kdlab bench round`: a round of Kimi K2.6 at its true shapes; `bench collectives`: what its ranks exchange."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import Progress, print_json, print_table, say
-from kdlab.cli.ranks import add_gpu_option, join_gpus, require_gpus, run_on_ranks
+from kdlab.cli.ranks import add_gpu_option, is_started_rank, join_gpus, require_gpus, run_on_ranks
 from kdlab.cli.usage import add_verb
 
 if TYPE_CHECKING:
@@ -51,17 +52,20 @@ def add_bench_round(benchmarks: Any) -> None:
 
 def run_bench_round(arguments: argparse.Namespace) -> int:
     """Time rounds; print a line a point, the slowest stages against floors, the goals, and ranks against a slice."""
-    from kdlab.bench import write_rows
+    from kdlab.bench import read_rows, write_rows
 
     if arguments.read:
         return _tell(arguments, _read(arguments.read), ())
     if arguments.gpus > 1:
         require_gpus(arguments.gpus, "bench round")
+    if arguments.collectives and not is_started_rank():
+        read_rows(arguments.collectives)  # not found to be missing behind all the rounds
     if (status := run_on_ranks(arguments, "gpus")) is not None:
         return status
     from kdlab.bench.full_width.suite import bench_round
 
     running = None if arguments.gpus == 1 else join_gpus(arguments.gpus, arguments.experts or "tp")
+    is_first = running is None or running.rank == 0
     found = bench_round(
         ranks=arguments.ranks,
         experts=arguments.experts,
@@ -69,6 +73,7 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         layers=arguments.layers,
         seconds=arguments.seconds,
         progress=_progress(running, "bench round", "points"),
+        keep=partial(write_rows, path=arguments.out) if arguments.out and is_first else None,
     )
     if _leave(running) > 0:  # all ranks have the same rows, the first one tells of them
         return 0
@@ -179,13 +184,17 @@ def _rank_table(
     from kdlab.bench import read_rows
     from kdlab.bench.collectives import RECORDED
     from kdlab.bench.full_width.rank_table import rank_table, rank_verdict
+    from kdlab.errors import ArgumentError
 
     if (points["gpus"] == 1).all():
         return None, []
     recorded = Path(arguments.collectives) if arguments.collectives else RECORDED
     if not arguments.collectives and not recorded.exists():
         return None, [f"slice + collectives: not compared, there is no {recorded.name}; see --collectives"]
-    table = rank_table(rows, read_rows(recorded))
+    try:
+        table = rank_table(rows, read_rows(recorded))
+    except ArgumentError as error:  # collectives of fewer ranks, or of other sizes
+        return None, [f"slice + collectives: not compared, {error}; see --collectives"]
     return table, [rank_verdict(table)]
 
 

@@ -36,15 +36,18 @@ def run_on_ranks(arguments: argparse.Namespace, option: str = "ranks") -> int | 
     from kdlab.checks import check_int
 
     size = check_int(f"--{option}", getattr(arguments, option), minimum=1)
-    if size == 1:
-        return None
-    import torch.distributed as dist
-
-    if dist.is_torchelastic_launched():
+    if size == 1 or is_started_rank():
         return None
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     done = subprocess.run([*launcher, "-m", "kdlab.cli", *arguments.argv], check=False)
     return int(done.returncode != 0)
+
+
+def is_started_rank() -> bool:
+    """Say whether torchrun started this process, as one of several ranks."""
+    import torch.distributed as dist
+
+    return dist.is_torchelastic_launched()
 
 
 def join_gpus(gpus: int, experts: str = "tp") -> "Ranks":

@@ -1,5 +1,6 @@
 """Full-width rounds: planned routing touches what it should, and random weights keep activations finite."""
 
+import itertools
 import weakref
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 
 from kdlab.bench import write_rows
 from kdlab.bench.full_width import suite
-from kdlab.bench.full_width.point import Point
+from kdlab.bench.full_width.point import NoRoom, Point
 from kdlab.bench.full_width.routing import planned_ids
 from kdlab.bench.full_width.suite import ROWS, bench_round, points, slice_points
 from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
@@ -124,6 +125,30 @@ def test_no_point_begins_when_the_time_is_over(monkeypatch, seconds, pairs, left
     found = bench_round(seconds=seconds)
     assert len(fake.pairs) == pairs
     assert found.messages[-1] == f"out of time: {left} of 164 points left out, the least telling ones"
+
+
+def test_rows_so_far_are_kept_now_and_then(monkeypatch):
+    FakeRounds(monkeypatch)
+    kept = []
+    bench_round(seconds=45.5, keep=lambda rows: kept.append(len(rows)))
+    each = len(made_up_rows({1: 1.0}))
+    done = [rows // each for rows in kept]
+    assert len(done) == 4
+    assert all(8 <= later - before <= 11 for before, later in itertools.pairwise(done)), "a point takes a second"
+
+
+def test_a_round_that_does_not_fit_ends_several_ranks_but_what_none_has_room_for_is_left_out(monkeypatch):
+    FakeRounds(monkeypatch)
+    several, chosen = Ranks(0, 2, group=object()), [(Point(128, 1, 64, 0.8), False)]
+    monkeypatch.setattr(Ranks, "largest", lambda self, values: values)
+    with pytest.raises(UnsupportedDevice, match="no room"):
+        bench_round(ranks=2, running=several, chosen=chosen)
+
+    def no_room(pair, point, stages):
+        raise NoRoom("on another rank")
+
+    monkeypatch.setattr(suite, "measure", no_room)
+    assert "left out, on another rank" in bench_round(ranks=2, running=several, chosen=chosen).messages[0]
 
 
 def test_a_split_that_is_asked_for_has_all_points(monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from kdlab.bench.timing import Pass, sample, times_us
 from kdlab.decode.round import Round
 from kdlab.decode.round_buffer import Mailbox
 from kdlab.decode.settings import Settings, make_settings
+from kdlab.errors import UnsupportedDevice
 from kdlab.model.cache import LatentCache
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import ONE_RANK, Ranks
@@ -28,6 +29,12 @@ _MOST_TIMES, _TRIALS = 200, 2
 _STRETCH_US, _FEWEST_TURNS, _MOST_TURNS = 25_000.0, 2, 8  # rounds of the engine's loop that are timed as one
 _STATEFUL = ("commit",)
 """Stages that move the streams on: these are put back before each sample, within the room behind the context."""
+
+T = TypeVar("T")
+
+
+class NoRoom(UnsupportedDevice):
+    """A point does not fit some rank's GPU: all ranks leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +76,32 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1, sta
         stage_seconds: for each stage.
 
     Raises:
-        torch.OutOfMemoryError, UnsupportedDevice: its caches do not fit beside the weights.
+        NoRoom: its caches do not fit beside the weights, on this rank or another one.
+        torch.OutOfMemoryError: the round itself does not, on this rank.
     """
-    (one, step), ranks = rounds_at(pair, point), pair.ranks
+    (one, step), ranks = _where_all_have_room(pair.ranks, partial(rounds_at, pair, point)), pair.ranks
     by_stage = one.stages(stage_seconds) if stages else {}
     whole = one.whole(seconds, ranks)
-    loop_us, row_us = one.loop_us(max(_FEWEST_TURNS, min(_MOST_TURNS, int(_STRETCH_US / min(whole)))))
+    turns = max(_FEWEST_TURNS, min(_MOST_TURNS, int(_STRETCH_US / min(whole))))
+    loop_us, row_us = ranks.largest(one.loop_us(turns))
     alone = []
     if ranks.group is not None:
         with without_collectives(pair):
             alone = one.whole(seconds, ranks)
     return Measured(point, step, whole, loop_us, row_us, by_stage, alone)
+
+
+def _where_all_have_room(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Return what is made, or raise on every rank alike: those that have room would wait for one that has none."""
+    made, problem = None, ""
+    try:
+        made = make()
+    except (torch.OutOfMemoryError, UnsupportedDevice) as error:
+        problem = str(error)
+    lacking = ranks.largest([float(bool(problem))])[0] > 0.0
+    if made is None or lacking:
+        raise NoRoom(problem or "another rank has no room for it")
+    return made
 
 
 def rounds_at(pair: Pair, point: Point) -> tuple["Rounds", Step]:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from kdlab.bench.collectives import RECORDED
-from kdlab.bench.full_width.point import Measured, Point, measure
+from kdlab.bench.full_width.point import Measured, NoRoom, Point, measure
 from kdlab.bench.full_width.random_pair import random_pair
 from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, state_columns
@@ -36,6 +36,8 @@ _TELLING = ((1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0))
 Choice = tuple[Point, bool]
 """A point, and whether its stages are timed alone."""
 Progress = Callable[[int, int], None]
+Keep = Callable[[pd.DataFrame], None]
+_KEEP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def bench_round(
     seconds: float = 300.0,
     chosen: Sequence[Choice] | None = None,
     progress: Progress | None = None,
+    keep: Keep | None = None,
 ) -> RoundBench:
     """Time rounds of Kimi K2.6 at its true shapes, with random weights: one rank's slice on this GPU, or real ranks.
 
@@ -107,17 +110,19 @@ def bench_round(
         seconds: no point is begun after it.
         chosen: points; None takes those of `slice_points()`, of one split `points()`, of real ranks `rank_points()`.
         progress: called with (points done, points in all).
+        keep: called with the rows so far now and then: of a run that is ended from outside they are all that is left.
 
     Raises:
-        UnsupportedDevice: no GPU, or no room for the weights; on real ranks, or for a point.
+        UnsupportedDevice: no GPU, or no room for the weights.
+        torch.OutOfMemoryError: on real ranks, no room inside a round, where the others are.
         ArgumentError: ranks do not divide the model, or an argument is out of range.
     """
     require_gpu("bench round")
     end = time.monotonic() + check_float("seconds", seconds, above=0.0)
     all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
-    run = _Run(end, measure_ceilings(), all_reduce, progress)
     device = torch.device("cuda", torch.cuda.current_device())
-    before, stretches = gpu_state(device), _stretches(experts, running, chosen)
+    run = _Run(end, measure_ceilings(), all_reduce, device, progress, keep)
+    stretches = _stretches(experts, running, chosen)
     run.total = run.left = sum(len(wanted) for _, wanted in stretches)
     for split, wanted in stretches:
         place = Ranks.slice_of(0, ranks, split) if running is None else running.among(ranks)
@@ -135,8 +140,7 @@ def bench_round(
         torch.cuda.empty_cache()
     if run.left:
         run.messages.append(f"out of time: {run.left} of {run.total} points left out, the least telling ones")
-    state = state_columns(before, gpu_state(device))
-    return RoundBench(rows_frame([row | state for row in run.rows]), tuple(run.messages))
+    return RoundBench(run.table(), tuple(run.messages))
 
 
 def _stretches(
@@ -159,11 +163,24 @@ class _Run:
     """On the clock of time.monotonic."""
     ceilings: Ceilings
     all_reduce: AllReduce
+    device: torch.device
     progress: Progress | None
+    keep: Keep | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     total: int = 0
     left: int = 0
+    before: dict[str, Any] = field(init=False)
+    """The GPU's state."""
+    kept_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before, self.kept_at = gpu_state(self.device), time.monotonic()
+
+    def table(self) -> pd.DataFrame:
+        """Return the rows so far."""
+        state = state_columns(self.before, gpu_state(self.device))
+        return rows_frame([row | state for row in self.rows])
 
     def is_late(self, ranks: Ranks) -> bool:
         """Say whether the time is over; ranks agree, the slowest decides."""
@@ -178,13 +195,16 @@ class _Run:
                 found = measure(pair, point, stages=with_stages)
                 self.rows += _rows(pair, found, self.ceilings, self.all_reduce, provenance)
             except (torch.OutOfMemoryError, UnsupportedDevice) as error:
-                if pair.ranks.group is not None:  # the others are inside the round
-                    raise
+                if pair.ranks.group is not None and not isinstance(error, NoRoom):
+                    raise  # the others are inside the round
                 self.messages.append(f"{point}: left out, {str(error).splitlines()[0]}")
             torch.cuda.empty_cache()
             self.left -= 1
             if self.progress is not None:
                 self.progress(self.total - self.left, self.total)
+            if self.keep is not None and time.monotonic() - self.kept_at >= _KEEP_S:
+                self.keep(self.table())
+                self.kept_at = time.monotonic()
 
 
 def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
