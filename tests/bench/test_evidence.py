@@ -3,6 +3,7 @@
 import pytest
 
 from kdlab.bench.full_width import evidence as sources
+from kdlab.bench.full_width.rank_table import MOST_APART
 from kdlab.bench.rows import write_rows
 from kdlab.errors import ArgumentError, ComparisonError
 from kdlab.study.collectives import fit_all_reduce
@@ -12,7 +13,7 @@ from tests.study import rounds
 
 @pytest.fixture
 def files(tmp_path):
-    return {name: tmp_path / f"{name}.parquet" for name in ("rounds", "reduces", "several")}
+    return {name: tmp_path / f"{name}.parquet" for name in ("rounds", "reduces", "several", "whole")}
 
 
 def test_without_recordings_stages_stand_at_their_floors_and_every_figure_says_so(files):
@@ -46,7 +47,21 @@ def test_recorded_files_take_the_place_of_floors_and_models(files):
     assert one["fitted_us"] == pytest.approx(own["fitted_us"].item() + 123 * (5.0 + 6 * 0.5 + 2.0), rel=1e-2)
 
 
-@pytest.mark.parametrize("name", ["reduces", "several"])
+def test_rounds_of_the_whole_model_on_eight_gpus_correct_what_a_slice_lets_expect(files):
+    write_rows(rounds.round_rows(), files["rounds"])
+    write_rows(rounds.all_reduce_rows(ranks=(2, 4, 8)), files["reduces"])
+    reduces = fit_all_reduce(rounds.all_reduce_rows(ranks=(2, 4, 8)))
+    write_rows(rounds.round_rows(gpus=8, waits_us=12.0, all_reduce=reduces), files["whole"])
+    found = sources.load_evidence(files)
+    assert set(found.several["gpus"]) == {8}
+    assert found.several["residual"].abs().max() < MOST_APART
+    assert found.cost.fit.all_reduce.wait_us == pytest.approx(12.0)
+    assert "measured on 2 and 4 and 8 GPUs, with 12.0 µs each" in found.notes[0]
+    fewer = found.several["fitted_us"] - 12.0 * 123
+    assert (fewer / found.several["measured_us"] - 1.0).min() < -MOST_APART, "what it was without the correction"
+
+
+@pytest.mark.parametrize("name", ["reduces", "several", "whole"])
 def test_files_of_different_gpus_are_not_mixed(files, name):
     write_rows(rounds.round_rows(), files["rounds"])
     other = rounds.all_reduce_rows(gpu="another") if name == "reduces" else rounds.round_rows(gpus=4, gpu="another")

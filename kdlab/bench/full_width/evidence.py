@@ -28,6 +28,7 @@ FILES = {
     "rounds": RECORDED / "rounds-h200.parquet",
     "reduces": RECORDED / "all-reduce-h200.parquet",
     "several": RECORDED / "rounds-2gpu.parquet",
+    "whole": RECORDED / "rounds-8gpu.parquet",
     "acceptance": RECORDED / "mini-acceptance.parquet",
 }
 TEMPERATURE = 0.6
@@ -50,7 +51,7 @@ class Evidence:
         cost: of a round, fitted to recorded rounds; at the floors where there are none.
         floor: the same with every stage at its floor.
         points: recorded times beside their fits; None without recorded rounds.
-        several: recorded whole rounds of several GPUs in the same columns; None without.
+        several: recorded whole rounds of several GPUs, the whole model's among them, in the same columns; None without.
         sweeps: recorded acceptance, every temperature.
         line: its kinds of text at one temperature, loops left out.
         provenance: of the rounds; empty without.
@@ -152,7 +153,8 @@ def load_evidence(
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
     missing = [f"no {paths[name].name}: {words}" for name, words in _WITHOUT.items() if not paths[name].exists()]
     reduces = fit_all_reduce(read_rows(paths["reduces"])) if paths["reduces"].exists() else MODELLED
-    several = read_rows(paths["several"]) if paths["several"].exists() else None
+    found = [paths[name] for name in ("several", "whole") if paths[name].exists()]
+    several = read_rows(*found) if found else None
     if several is not None and reduces.measured_ranks:
         reduces = with_waits(reduces, several, target, drafter)
     fit, points, provenance = floor_fit(target, drafter, reduces), None, {}
@@ -177,7 +179,7 @@ _WITHOUT = {
 
 
 def _gpus(paths: Mapping[str, Path]) -> list[str]:
-    files = [paths[name] for name in ("rounds", "reduces", "several") if paths[name].exists()]
+    files = [paths[name] for name in ("rounds", "reduces", "several", "whole") if paths[name].exists()]
     return [str(name) for path in files for name in read_rows(path)["gpu"].unique()]
 
 
