@@ -58,12 +58,14 @@ def test_what_is_cut_when_time_runs_out_is_what_tells_least():
     order = list(dict.fromkeys((point.streams, point.context, point.g) for point, _ in points()))
     assert order[:4] == [(1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0)]
     assert order[4:8] == [(4, 1024, 0.8), (16, 1024, 0.8), (32, 1024, 0.8), (1, 32768, 0.8)]
-    assert all(g == 1.0 for _, _, g in order[12:])
+    assert order[11:16] == [(32, 8192, 0.8), *((streams, 32768, 0.8) for streams in (4, 8, 16, 32))]
+    assert all(g == 1.0 and (streams == 1 or context < 32768) for streams, context, g in order[16:])
     (first, telling), (second, whole), (third, others) = slice_points()
     assert (first, second, third) == ("tp", "ep", "tp")
     assert [*telling, *others] == points()
-    assert [point.rows for point, _ in whole] == list(ROWS)
-    assert {(point.streams, point.context, point.g) for point, _ in whole} == {(1, 1024, 0.8)}
+    assert {point.rows for point, _ in whole if point.streams == 1} == set(ROWS)
+    assert {(point.streams, point.context, point.g) for point, _ in whole} == {(s, 1024, 0.8) for s in (1, 8, 32)}
+    assert not any(with_stages for _, with_stages in whole)
 
 
 class FakePair(SimpleNamespace):
@@ -111,20 +113,20 @@ def test_one_slice_is_timed_with_both_splits_and_what_has_no_room_is_said(monkey
     fake, seen = FakeRounds(monkeypatch), []
     found = bench_round(progress=lambda done, total: seen.append((done, total)))
     assert len(fake.pairs) == 3
-    assert len(seen) == len(points()) + len(ROWS)
-    assert seen[-1] == (164, 164)
+    assert len(seen) == sum(len(wanted) for _, wanted in slice_points())
+    assert seen[-1] == (194, 194)
     assert len(found.messages) == sum(point.rows == 128 for _, wanted in slice_points() for point, _ in wanted)
     assert "rows=128" in found.messages[0]
     assert found.messages[0].endswith("left out, no room")
     assert [experts for experts, point, _ in fake.done if point == Point(33, 1, 1024, 0.8)] == ["tp", "ep"]
 
 
-@pytest.mark.parametrize(("seconds", "pairs", "left"), [(15.5, 1, 158), (50.5, 1, 123), (51.5, 2, 123), (62.5, 2, 121)])
+@pytest.mark.parametrize(("seconds", "pairs", "left"), [(15.5, 1, 188), (50.5, 1, 153), (51.5, 2, 153), (62.5, 2, 151)])
 def test_no_point_begins_when_the_time_is_over(monkeypatch, seconds, pairs, left):
     fake = FakeRounds(monkeypatch)
     found = bench_round(seconds=seconds)
     assert len(fake.pairs) == pairs
-    assert found.messages[-1] == f"out of time: {left} of 164 points left out, the least telling ones"
+    assert found.messages[-1] == f"out of time: {left} of 194 points left out, the least telling ones"
 
 
 def test_rows_so_far_are_kept_now_and_then(monkeypatch):

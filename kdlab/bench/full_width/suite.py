@@ -32,6 +32,9 @@ _FEW_ROWS = (1, 8, 17, 33, 65)
 STREAMS, CONTEXTS, ROUTINGS = (1, 4, 8, 16, 32), (1024, 8192, 32768), (0.8, 1.0)
 _TELLING = ((1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0))
 """Streams, context and g: what comes first, as time may run out."""
+_LONG_APART = (CONTEXTS[-1], ROUTINGS[-1])
+_WHOLE_STREAMS = (1, 8, 32)
+"""Of the points where a rank has whole experts."""
 
 Choice = tuple[Point, bool]
 """A point, and whether its stages are timed alone."""
@@ -52,10 +55,10 @@ def points() -> list[Choice]:
     """Return every point, the most telling ones first.
 
     One stream has all numbers of rows, more streams a few. Rows that route independently come last, and of each routing
-    several streams in a longer context.
+    several streams in a longer context, where they are left out of the longest: it is attention that is long there.
     """
     every = itertools.product(STREAMS, CONTEXTS, ROUTINGS)
-    wanted = [(streams, context, g) for streams, context, g in every if streams == 1 or context < CONTEXTS[-1]]
+    wanted = [(streams, context, g) for streams, context, g in every if streams == 1 or (context, g) != _LONG_APART]
     wanted.sort(key=lambda one: (one[2], one[0] > 1 and one[1] > CONTEXTS[0], one[1]))
     return [
         (Point(rows, streams, context, g), g < 1.0 and (streams == 1 or context == CONTEXTS[0]))
@@ -67,12 +70,16 @@ def points() -> list[Choice]:
 def slice_points() -> list[tuple[str, list[Choice]]]:
     """Return in stretches what is timed of one slice: how its experts are split, and points.
 
-    Between the most telling points and the others stand those of one stream where a rank has whole experts, without
-    stages: they need other weights.
+    Between the most telling points and the others stand those where a rank has whole experts, without stages: they need
+    other weights.
     """
     every = points()
     telling = sum(len(ROWS if streams == 1 else _FEW_ROWS) for streams, _, _ in _TELLING)
-    whole = [(point, False) for point, _ in every[: len(ROWS)]]
+    whole = [
+        (Point(rows, streams, CONTEXTS[0], ROUTINGS[0]), False)
+        for streams in _WHOLE_STREAMS
+        for rows in (ROWS if streams == 1 else _FEW_ROWS)
+    ]
     return [("tp", every[:telling]), ("ep", whole), ("tp", every[telling:])]
 
 
