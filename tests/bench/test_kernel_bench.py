@@ -20,6 +20,7 @@ from kdlab.bench.kernels.suite import HEADS, cases_of, in_turns
 from kdlab.bench.timing import Pass
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, KdlabError, UnsupportedDevice
+from kdlab.kernels import jit
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import arch_of, compile_all
@@ -109,6 +110,18 @@ def test_an_arm_that_no_graph_holds_is_timed_eager_alone(no_gpu):
     run = runner._Run(time.monotonic() + 60)
     runner._time_cases(run, [make_case({"host": arm(double, graph=False), "cuda": arm(double)})], None)
     assert arms_of(run) == [("cuda", "graph"), ("cuda", WARM), ("host", "eager"), ("cuda", "eager")]
+
+
+def test_eager_calls_are_those_of_an_eager_round(no_gpu, monkeypatch):
+    found = {}
+
+    def note(inputs):
+        found[len(found)] = torch.is_inference_mode_enabled(), jit._block.token is not None
+
+    monkeypatch.setattr(runner, "make_pass", lambda calls, graph: Pass(calls[0], 1, calls))
+    monkeypatch.setattr(runner, "sample", lambda passes, _: {name: [one.run() or 1.0] for name, one in passes.items()})
+    runner._time_cases(runner._Run(time.monotonic() + 60), [make_case({"cuda": arm(note)})], None)
+    assert list(found.values()) == [(False, False), (False, False), (True, True)]  # graph, warm, eager
 
 
 def test_what_is_warm_anyway_is_not_timed_warm_again(no_gpu, monkeypatch):

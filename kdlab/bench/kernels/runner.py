@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pandas as pd
@@ -19,7 +19,7 @@ from kdlab.checks import check_choice, check_float
 from kdlab.errors import ArgumentError, KdlabError
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.cost import Cost
-from kdlab.kernels.jit import Build, arch_of, compile_all
+from kdlab.kernels.jit import Build, arch_of, compile_all, looking_once
 from kdlab.machine import gpu_state
 from kdlab.provenance import run_provenance
 
@@ -207,11 +207,22 @@ def _passes(run: _Run, case: Case, arms: Mapping[str, Arm], sets: Sequence[Input
     passes = {}
     for name, arm in arms.items():
         try:
-            passes[name] = make_pass(_calls(arm, sets), graph=mode != EAGER)
+            made = make_pass(_calls(arm, sets), graph=mode != EAGER)
+            passes[name] = replace(made, run=_as_in_a_round(made.run)) if mode == EAGER else made
         except _FAILURES as failure:
             torch.cuda.synchronize()
             run.messages[f"{case.name}, {name}: cannot run ({mode}): {_first_line(failure)}"] = None
     return passes
+
+
+def _as_in_a_round(run: Call) -> Call:
+    """Launch as an eager round does: with nothing to differentiate, and sources looked at once."""
+
+    def inside() -> None:
+        with torch.inference_mode(), looking_once():
+            run()
+
+    return inside
 
 
 def _calls(arm: Arm, sets: Sequence[Inputs]) -> list[Call]:
