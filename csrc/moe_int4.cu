@@ -10,7 +10,7 @@
 //   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_int4.py | sm_80 and up; sm_90 overlaps
 //
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
-// shared expert's units stand beside the routed ones. moe_one_row.cu has a single row, with equal bits.
+// shared expert's units stand beside the routed ones. moe_few_rows.cu has the first few rows of narrow INT4 experts.
 // Blocks take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The
 // stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
 // other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
@@ -19,7 +19,7 @@
 // INNER_WIDTH I | NUM_EXPERTS E | SHARED_WIDTH, 0 without a shared expert | UP_ROWS, DOWN_ROWS, SHARED_UP_ROWS and
 // SHARED_DOWN_ROWS weight rows of a warp, SHARED_PICKS rows of x that meet the shared expert's at once | UP_STAGES and
 // so on: slabs, in RING_BYTES of shared memory with, where they fit, partial sums | WHOLE_DOWN: `down`'s stages are
-// WHOLE | BLOCKS_PER_SM, which divides the grid | X_ROWS of moe_weights.cuh
+// WHOLE | BLOCKS_PER_SM, which divides the grid
 #include "fresh.cuh"
 #include "moe_weights.cuh"
 

@@ -15,13 +15,11 @@
 #include "moe_groups.cuh"
 
 constexpr bool STAGED_X = DTYPE != 0;
-// -D: X_ROWS rows of x in a stage; fewer than TILE_PICKS are a power of two, and the columns of a product repeat them.
 
 // ROWS weight rows of a warp (twice as many read each x half as often) and the picks that meet them at once.
 template <int ROWS, int PICKS_>
 struct Format {
   static constexpr int M_ROWS = ROWS, PICKS = PICKS_;
-  static constexpr int X_STAGED = X_ROWS < TILE_PICKS ? X_ROWS : PICKS;  // rows of x in a stage
   static constexpr int TOTALS = ROWS * PICKS / WARP;  // sums of a lane
   static constexpr int EIGHTS = ROWS / 8;             // rows that a lane of 16-bit products has sums of
   static constexpr int PAD = ROWS + 4;  // floats a column of partial sums: rows g, columns 2t of a warp meet 32 banks
@@ -48,7 +46,7 @@ struct Dense : Format<ROWS, PICKS> {
 template <typename Format_, int INPUTS, int FEATURES_, bool GATED_, int MOST_K_WARPS, bool WHOLE_ = false>
 struct Stage : Format_ {
   using typename Format_::Scale;
-  using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::X_STAGED, Format_::UNIT_K, Format_::SUM_BYTES;
+  using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::UNIT_K, Format_::SUM_BYTES;
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_, WHOLE = WHOLE_;
   static constexpr int CHAIN_K = power_of_two_divisor(K, Format_::MOST_WARP_K);
@@ -73,7 +71,7 @@ struct Stage : Format_ {
   static constexpr int WEIGHT_BYTES = TILE_ROWS * UNITS * 16;
   static constexpr int X_AT = WEIGHT_BYTES + (INT4 ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
   static constexpr int X_UNITS = SLAB * sizeof(Scalar) / 16;
-  static constexpr int X_END = X_AT + (STAGED_X ? X_STAGED * X_UNITS * 16 : 0);
+  static constexpr int X_END = X_AT + (STAGED_X ? PICKS * X_UNITS * 16 : 0);
   static constexpr int BYTES = round_up(X_END > SUM_BYTES ? X_END : SUM_BYTES, 128);
   static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
   static_assert(!WHOLE || (SLABS == 1 && !GATED), "rows of few inputs, whose results go straight from the warps");
@@ -179,7 +177,7 @@ struct Copies {
 // what they hold reaches only columns that nobody reads.
 template <typename S>
 struct RowCopies {
-  static constexpr int COUNT = cdiv(S::X_STAGED * S::X_UNITS, THREADS);
+  static constexpr int COUNT = cdiv(S::PICKS * S::X_UNITS, THREADS);
   const Scalar* from[COUNT] = {};  // null: nothing to copy
 
   DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= PICKS
@@ -259,7 +257,7 @@ DEVICE void each_value(const float (&total)[S::TOTALS], Put put) {
 template <typename S>
 DEVICE uint4 load_x(const u8* stage, int k_warp, int group, int n = 0) {
   const int unit = (k_warp * S::WARP_GROUPS + group) * 4 + lane_id() % 4;
-  return *reinterpret_cast<const uint4*>(stage + S::place_x(8 * n + lane_id() / 4 % min(S::X_STAGED, 8), unit));
+  return *reinterpret_cast<const uint4*>(stage + S::place_x(8 * n + lane_id() / 4, unit));
 }
 
 // d = A B + c.

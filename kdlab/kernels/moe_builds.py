@@ -14,14 +14,17 @@ THREADS = 256
 _WARPS, _TILE_PICKS = THREADS // 32, 8
 _MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
 _BLOCKS_PER_SM = 2
-MOST_ROW_PICKS, _ROW_WARP_ROWS = 8, 32  # of moe_one_row.cu
+FEW_ROWS, _FEW_PICKS, _FEW_SHARES = 4, 8, 8  # most rows and k of moe_few_rows.cu; warps that share its `down`'s experts
+_FEW_SLOTS = {"UP": 2, "DOWN": 2}  # units of work whose weights a warp holds
+_FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all multiprocessors
+_LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
 _MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 64, 4, 128, 3  # of moe_many_rows.cu
 MANY_THREADS = 32 * _MANY_WARPS
 MANY_ROWS, WIDE_ROWS = 217, 1153
 """From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
 k = 8 of 384 experts, the lines through measured times of the paths (65 and 128 rows; 128 and 264) meet at about 217
 rows, and 1,152 rows spread evenly are 24 picks an expert, a narrow tile."""
-Path = Literal["row", "rows", "many"]
+Path = Literal["few", "rows", "many"]
 
 
 def moe_path(
@@ -33,6 +36,8 @@ def moe_path(
     inner: int,
     num_experts: int,
     shared: int = 0,
+    *,
+    arch: str = "sm_90a",
 ) -> tuple[Path, jit.Build]:
     """Return which kernels run, and their build: the host knows shapes and the number of rows, never who picks whom.
 
@@ -45,12 +50,13 @@ def moe_path(
         inner: I.
         num_experts: E.
         shared: inner width of the shared expert, 0 without one.
+        arch: what is compiled for.
     """
     shape = (width, inner, num_experts)
-    if num_rows == 1 and scale is not None and top_k <= MOST_ROW_PICKS:
-        row = row_build(dtype, scale, *shape)
-        if row is not None:
-            return "row", row
+    if num_rows <= FEW_ROWS and top_k <= _FEW_PICKS and scale is not None:
+        few = few_build(dtype, scale, *shape, shared)
+        if few is not None and arch in few.archs:
+            return "few", few
     if num_rows >= MANY_ROWS and scale is not None and dtype in MMA_DTYPES:
         return "many", many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
     return "rows", rows_build(dtype, scale, *shape, shared)
@@ -89,7 +95,6 @@ def rows_build(
     defines = _constants(dtype, scale, width, inner, num_experts) | {
         "UP_ROWS": rows,
         "DOWN_ROWS": down_rows,
-        "X_ROWS": _TILE_PICKS,
         "WHOLE_DOWN": int(whole),
         "SHARED_WIDTH": shared,
         "SHARED_UP_ROWS": shared_rows,
@@ -150,30 +155,41 @@ def _sum_bytes(warp_rows: int, picks: int = _TILE_PICKS) -> int:
     return _WARPS * picks * (warp_rows + 4) * 4
 
 
-@functools.lru_cache(maxsize=16)
-def row_build(dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int) -> jit.Build | None:
-    """Return the build for a single row, where the experts are so narrow that it is the faster one; else None."""
-    slabs, in_slab = divmod(width, 64 * math.gcd(width // 64, _WARPS))
-    if dtype not in MMA_DTYPES or in_slab or inner not in (64, 128, 256, 512):
+@functools.lru_cache(maxsize=32)
+def few_build(
+    dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int, shared: int = 0
+) -> jit.Build | None:
+    """Return the build for a few rows, where the experts are so narrow that it is the faster one; else None.
+
+    Args:
+        dtype: of the rows.
+        scale: of the scales.
+        width: D.
+        inner: I.
+        num_experts: E.
+        shared: inner width of the shared expert, 0 without one.
+    """
+    groups, features = math.gcd(width // INT4_GROUP, 16), min(_FEW_FEATURES, width // 16)
+    up_warps, down_warps = width // INT4_GROUP // groups, _FEW_SHARES * -(-features // 32)
+    if dtype not in MMA_DTYPES or width % 256 or up_warps > 16:
         return None
-    warp_rows = _ROW_WARP_ROWS
-    chunk = math.gcd(slabs, 2)
-    stage = chunk * _stage_bytes(dtype, scale, width, warp_rows, 1)
-    stages = min(_MAX_STAGES, _RING_BYTES // stage)
-    ring, down = stages * stage, MOST_ROW_PICKS * _stage_bytes(dtype, scale, inner, warp_rows, 1)
-    if down > _RING_BYTES:
+    if inner not in (64, 128, 256) or shared not in (0, 128, 256):
+        return None
+    up = up_warps * _FEW_SLOTS["UP"] * _few_slot(1, groups, scale)
+    down = down_warps * (_FEW_SLOTS["DOWN"] * _few_slot(2, inner // INT4_GROUP, scale) + (2048 if shared else 0))
+    up_sums, down_sums = 2 * 4 * 24 * 4, (32 + 4 * shared // INT4_GROUP) * down_warps // _FEW_SHARES * 128
+    fixed = (up_warps * (up_sums + groups * 16), down_sums + 33 * inner * 2 + 4 * shared * 2 + 128)
+    if max(up + fixed[0], down + fixed[1]) > _LARGE_BYTES:
         return None
     defines = _constants(dtype, scale, width, inner, num_experts) | {
-        "WARP_ROWS": warp_rows,
-        "X_ROWS": 1,
-        "CHUNK": chunk,
-        "STAGES": stages,
-        "RING_BYTES": ring,
+        "SHARED_WIDTH": shared,
+        "DOWN_FEATURES": features,
+        **{f"{name}_SLOTS": slots for name, slots in _FEW_SLOTS.items()},
+        "UP_BYTES": up,
         "DOWN_BYTES": down,
-        "BLOCKS_PER_SM": 3,
     }
-    dynamic = (("moe_row_gate_up", ring), ("moe_row_down", down))
-    return jit.Build("moe_one_row.cu", tuple(defines.items()), shared_bytes=dynamic)
+    dynamic = (("moe_few_gate_up", up), ("moe_few_down", down))
+    return jit.Build("moe_few_rows.cu", tuple(defines.items()), _LARGE, dynamic)
 
 
 @functools.lru_cache(maxsize=32)
@@ -213,10 +229,15 @@ def most_tiles(num_picks: int, num_experts: int, tile_picks: int) -> int:
     return num_picks // tile_picks + min(num_picks, num_experts)
 
 
-def row_features(inputs: int, *, gated: bool) -> int:
-    """Return the outputs that a block of moe_one_row.cu makes, TILE_FEATURES of its stage."""
-    warps = _WARPS // math.gcd(inputs // 64, _WARPS)
-    return _ROW_WARP_ROWS * warps // (2 if gated else 1)
+def _few_slot(tiles: int, groups: int, scale: torch.dtype) -> int:
+    """Return the bytes of `Slot` in moe_few_rows.cu."""
+    return -(-tiles * 16 * (groups * (16 + scale.itemsize) + 16) // 128) * 128
+
+
+def few_threads(width: int, features: int) -> tuple[int, int]:
+    """Return the threads of a block of either kernel of moe_few_rows.cu, for D and the features of `down`'s blocks."""
+    groups = width // INT4_GROUP
+    return groups // math.gcd(groups, 16) * 32, _FEW_SHARES * -(-features // 32) * 32
 
 
 _K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
@@ -228,8 +249,8 @@ BUILDS = tuple(
     for inner in inners
     for packed in (True, False)
 )
-_ROW = row_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1])
-BUILDS += () if _ROW is None else (_ROW,)
+_FEW = few_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1], 256)
+BUILDS += () if _FEW is None else (_FEW,)
 # One rank of 8 with a slice of each expert, or with whole experts; and the widest stage.
 BUILDS += tuple(
     many_build(torch.bfloat16, torch.bfloat16, _K26[0], *held, wide=wide)

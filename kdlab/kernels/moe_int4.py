@@ -10,6 +10,7 @@ from torch import Tensor
 from kdlab.checks import check_choice, check_float
 from kdlab.config import INT4_GROUP
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
@@ -35,9 +36,9 @@ def moe_int4(
 ) -> Tensor:
     """Run each row through its k experts (SwiGLU), and the shared one if given, and add the weighted results.
 
-    A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are in one way:
-    from MANY_ROWS rows on other kernels run (`moe_builds.moe_path`), and the shared expert is `skinny_linear`'s. On a
-    GPU nothing waits for the host.
+    A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are, as other
+    kernels, with sums in another order, run (`moe_builds.moe_path`) up to FEW_ROWS rows of narrow INT4 experts and from
+    MANY_ROWS rows on, where the shared expert is `skinny_linear`'s. On a GPU nothing waits for the host.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).
@@ -188,7 +189,8 @@ def _moe_int4(
         shared = ExpertSet(alone, None, shared_gate_up, None, shared_down, None)
     scale = None if gate_up_scale is None else gate_up_scale.dtype
     shared_inner = 0 if shared is None else shared.inner
-    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, width, inner, num_experts, shared_inner)
+    shape, arch = (width, inner, num_experts, shared_inner), jit.arch_of(x.device)
+    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, *shape, arch=arch)
     routed = ExpertSet(build, expert_ids, gate_up, gate_up_scale, down, down_scale)
     return RUN[path](x, weights, routed, shared)
 

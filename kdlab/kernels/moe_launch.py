@@ -12,8 +12,8 @@ from kdlab.kernels.moe_builds import (
     THREADS,
     Path,
     blocks_per_sm,
+    few_threads,
     most_tiles,
-    row_features,
 )
 from kdlab.kernels.skinny_linear import skinny_linear
 
@@ -50,20 +50,18 @@ def _run_rows(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     return out
 
 
-def _run_row(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for one row: its picks have blocks of their own, and are added up by the kernel that makes them."""
-    width, top_k = x.shape[1], weights.shape[1]
-    out, hidden = torch.empty_like(x), x.new_empty(top_k, routed.inner)
-    part = None if shared is None else x.new_empty(1, 1, width, dtype=torch.float32)
-    shared_hidden = _shared_up(x, shared)
+def _run_few(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
+    """Launch for a few rows: two kernels, each with one block a multiprocessor, the shared expert inside."""
+    (num_rows, width), top_k = x.shape, weights.shape[1]
+    gate_up, down, inner = (None, None, 0) if shared is None else (shared.gate_up, shared.down, shared.inner)
+    out, hidden = torch.empty_like(x), x.new_empty(num_rows * (top_k * routed.inner + inner))
     ids, build = routed.ids, routed.build
-    matrix = (routed.gate_up, routed.gate_up_scale)
-    grid = top_k * -(-routed.inner // row_features(width, gated=True))
-    _launch(build, "moe_row_gate_up", grid, x, ids, *matrix, hidden, int(shared is not None))
-    if shared is not None and shared_hidden is not None and part is not None:
-        _down(shared, shared_hidden, part)
-    grid = -(-width // row_features(routed.inner, gated=False))
-    _launch(build, "moe_row_down", grid, hidden, ids, weights, routed.down, routed.down_scale, part, out, top_k)
+    up, after = (routed.gate_up, routed.gate_up_scale, gate_up), (routed.down, routed.down_scale, down)
+    features = int(dict(build.defines)["DOWN_FEATURES"])
+    threads = few_threads(width, features)
+    sizes, blocks = (num_rows, top_k), (jit.num_sms(x.device), -(-width // features))
+    _launch(build, "moe_few_gate_up", blocks[0], x, ids, *up, *after, hidden, *sizes, threads=threads[0])
+    _launch(build, "moe_few_down", blocks[1], hidden, ids, weights, *after, out, *sizes, threads=threads[1])
     return out
 
 
@@ -89,14 +87,6 @@ def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _SUM_FEATURES)))
     _launch(build, "moe_many_sum", grid, parts, ids, weights, added, out, top_k, threads=_SUM_THREADS)
     return out
-
-
-def _shared_up(x: Tensor, shared: ExpertSet | None) -> Tensor | None:
-    if shared is None:
-        return None
-    hidden = x.new_empty(x.shape[0], 1, shared.inner)
-    _gate_up(shared, x, hidden)
-    return hidden
 
 
 def _gate_up(
@@ -127,7 +117,7 @@ def _launch(
 
 
 RUN: Mapping[Path, Callable[[Tensor, Tensor, ExpertSet, ExpertSet | None], Tensor]] = {
-    "row": _run_row,
+    "few": _run_few,
     "rows": _run_rows,
     "many": _run_many,
 }

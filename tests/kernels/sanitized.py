@@ -141,7 +141,7 @@ def linear():
 
 def experts():
     """INT4 and dense experts by few rows, without and with a shared one."""
-    for rows in (1, 2, 9):
+    for rows in (1, 4, 9):
         for shared in (False, True):
             moe(moe_cases.new_case(rows, shared=shared))
     moe(moe_cases.new_case(3, shared=True, inner=64))
@@ -211,8 +211,8 @@ CASES = {
     "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose", "skinny_linear+DTYPE router"),
     "experts": Case(
         experts,
-        "moe_row_gate_up moe_row_down moe_gate_up moe_down moe_sum",
-        "moe_one_row+DTYPE+PACKED+SCALE_DTYPE"
+        "moe_few_gate_up moe_few_down moe_gate_up moe_down moe_sum",
+        "moe_few_rows+DTYPE+PACKED+SCALE_DTYPE moe_few_rows+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+WHOLE_DOWN moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH+WHOLE_DOWN"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH moe_int4+PACKED+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+SCALE_DTYPE moe_int4",

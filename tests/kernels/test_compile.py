@@ -104,10 +104,10 @@ STARTING |= {"skinny_linear", "skinny_linear_columns", "verify_parts"}
 AHEAD = {
     "head_norm_rope": "draft_attention",
     "draft_attention": "draft_merge",
+    "moe_few_gate_up": "moe_few_down",
     "moe_gate_up": "moe_down",
     "moe_down": "moe_sum",
     "moe_many_gate_up": "moe_many_down",
-    "moe_row_gate_up": "moe_row_down",
     "verify_attention_wgmma": "verify_parts",
 }
 """Kernels, and the one behind each that reads before its own wait what was written before this one waited."""

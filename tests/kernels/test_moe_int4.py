@@ -8,7 +8,7 @@ from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDev
 from kdlab.kernels import jit
 from kdlab.kernels import moe_int4 as module
 from kdlab.kernels.experts import PackedExperts
-from kdlab.kernels.moe_builds import row_build, rows_build
+from kdlab.kernels.moe_builds import few_build, rows_build
 from kdlab.kernels.moe_int4 import expected_experts, moe_int4, moe_int4_cost
 from kdlab.kernels.reference import moe_experts
 from tests.kernels.compare import assert_within_budget, guarded_allocations
@@ -128,8 +128,8 @@ def _compiled():
     builds |= {rows_build(dtype, None, 256, 128, 1) for dtype in (BF16, F16, F32)}
     builds |= {rows_build(F16, scale, width, inner, 5) for width, inner, scale in WIDTHS}
     builds |= {rows_build(BF16, BF16, 7168, 256, 384, 256), rows_build(BF16, None, 7168, 256, 1)}
-    builds |= {row_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
-    builds |= {row_build(BF16, BF16, 7168, 256, 384)} - {None}
+    builds |= {few_build(dtype, scale, 256, 128, 24) for dtype, scale in FORMATS if scale} - {None}
+    builds |= {few_build(BF16, BF16, 7168, 256, 384, 256)} - {None}
     jit.compile_all([(build, jit.arch_of(torch.device("cuda"))) for build in builds], workers=8)
 
 
@@ -201,9 +201,9 @@ def test_a_row_does_not_depend_on_the_others():
         case["expert_ids"][:, 0] = 5  # more than one tile of rows, and narrow tiles elsewhere
         case["expert_ids"][:, 1] += (case["expert_ids"][:, 1] == 5).int()
         together = moe_int4(**case)
-        for row in (0, 31, 64):
-            one = {name: case[name][row : row + 1] for name in ("x", "expert_ids", "weights")}
-            assert torch.equal(moe_int4(**(case | one))[0], together[row])
+        for row in (0, 31, 60):
+            five = {name: case[name][row : row + 5] for name in ("x", "expert_ids", "weights")}  # too many for "few"
+            assert torch.equal(moe_int4(**(case | five)), together[row : row + 5])
         swapped = case | {"expert_ids": case["expert_ids"].roll(1, dims=0)}
         assert not torch.equal(moe_int4(**swapped), together)  # the comparison can fail
 
