@@ -3,12 +3,12 @@
 //   out  token, parent, depth, rank, first_child, next_sibling [S,N] i32 | logp [S,N] f32
 //        ancestors [S,N,ceil(N/32)] u32 | num_nodes, nonfinite_rows [S] i32 | missed_mass [S,L] f32 | truncated [S] u8
 //   math score = sum of log-probabilities from the root, f64; rows = the best B = N - 1 rank tuples by (score
-//        descending, tuple ascending), a heap's pop order, without its B dependent pops. Half of the block expands many
-//        nodes at once, as they were found: node (..,r) offers (..,r,0), (..,r,0,0), .., (..,2r+1), (..,2r+2), a thread
-//        an offer, so that every tuple has one finder, which precedes it. An offer is dropped where B others surely
-//        precede it: B known nodes lie in better bins of a histogram of scores, or B tuples are smaller in every rank.
-//        The rest, little more than B nodes, is sorted by bins. A full pool is cut to its best B in this way, and the
-//        search goes on.
+//        descending, tuple ascending), a heap's pop order, without its B dependent pops. The best path stands in the
+//        pool from the start. Half of the block expands many nodes at once, as they were found: node (..,r) offers
+//        (..,r,0), (..,r,0,0), .., (..,2r+1), (..,2r+2), a thread an offer, so that every other tuple has one finder,
+//        which precedes it. An offer is dropped where B others surely precede it: B known nodes lie in better bins of
+//        a histogram of scores, or B tuples are smaller in every rank. The rest, little more than B nodes, is sorted
+//        by bins. A full pool is cut to its best B in this way, and the search goes on.
 //   bad  a bad row (tree_build.cuh) ends the tree above it
 //   cost 8 LK bytes in, N (28 + N / 8) out a stream; the time is some L / 2 + log(K) steps, a sort, a walk up
 //   -D   FINE 1 for budgets whose bins hold many entries (tree_order.cuh), else 0: less code starts sooner
@@ -35,9 +35,11 @@ struct Family {
   }
 };
 
-// A score that B nodes reach for sure, or -inf: the lowest of the best of these families.
-DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, int usable) {
+// A score that B nodes reach for sure, or -inf: the lowest of the best of these families. `path` becomes the score of
+// the best path's node at depth lane + 1.
+DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, int usable, double& path) {
   const int depths = lane_id() + 1;
+  path = 0;
   const bool has_stair = depths <= usable && family.stair <= p.width;
   const bool has_box = depths <= usable && family.side <= p.width;
   const float *row = plan.log_probs, *stair_end = row + (has_stair ? family.stair - 1 : 0);
@@ -49,11 +51,32 @@ DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, i
     low_stair = d < depths ? fminf(low_stair, at_stair) : low_stair;
     low_box += d < depths ? at_box : 0.0f;
     best_path += row[d * p.width];
+    path += d < depths ? double(fminf(row[d * p.width], 0.0f)) : 0.0;
   }
   // Lower is always allowed: these sums are rounded, and log-probabilities above 0 count as 0 in scores.
   const float cost = fabsf(fminf(fmaxf(low_stair, low_box), 0.0f));
   const float lowest = __uint_as_float(__reduce_min_sync(FULL_MASK, __float_as_uint(cost)));
   return -lowest * (1 + 4e-6f) - MAX_DEPTH * POSITIVE_TOLERANCE;
+}
+
+// The pool before it grows: the root and the best path, as far as it reaches the floor. A whole warp calls.
+DEVICE void plant(const Params& p, const Plan& plan, Common& common, int usable, double path) {
+  const int depth = lane_id() + 1, bin = bin_of(path, common.floor, common.scale);
+  const u32 stays = __ballot_sync(FULL_MASK, depth <= min(usable, p.budget) && bin >= 0);
+  const int length = __ffs(~stays) - 1;  // scores fall, so these are the first
+  if (depth <= length) {
+    plan.score[depth] = path;
+    plan.order[depth] = 0;
+    plan.link[depth] = pack_link(depth - 1, 0, depth) | (depth < length ? NO_CHILD : 0);
+    plan.bound[depth] = depth | 1 << 16;
+    atomicAdd(&plan.histogram[bin], 1);
+  }
+  if (lane_id() > 0) return;
+  plan.score[0] = 0;
+  plan.order[0] = 0;
+  plan.link[0] = pack_link(0, 0, 0) | (length > 0 ? NO_CHILD : 0) | (p.budget > 0 ? 0 : EXPANDED);
+  plan.bound[0] = 0 | 1 << 16;  // the root stands for its own parent, so that it counts itself
+  common.count = common.tail = 1 + length;
 }
 
 // The highest bin that holds the B best entries together with those above it, 0 if there is none. A whole warp calls.
@@ -272,7 +295,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   if (threadIdx.x == 0) {
     common.bad_rows = common.unsorted_rows = 0;
     common.looks_whole = 1;
-    common.count = common.tail = 1;
     common.cut = 0;
     common.grown = 0;
     named_barrier_init(GROWERS, blockDim.x / 2);
@@ -290,16 +312,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   }
   if (warp_id() == 0) {
     const int usable = __ffs(~good_rows(p, common)) - 1;
-    const float floor = floor_of(p, plan, family, usable);
+    double path;
+    const float floor = floor_of(p, plan, family, usable, path);
     if (lane_id() == 0) {
       common.usable = usable;
       common.floor = floor;
       common.scale = scale_of(plan, floor);
-      plan.score[0] = 0;
-      plan.order[0] = 0;
-      plan.link[0] = pack_link(0, 0, 0) | (budget > 0 ? 0 : EXPANDED);
-      plan.bound[0] = 0 | 1 << 16;  // the root stands for its own parent, so that it counts itself
     }
+    __syncwarp();
+    plant(p, plan, common, usable, path);
   }
   __syncthreads();
   const int growers = blockDim.x / WARP / 2, warp = warp_id();
