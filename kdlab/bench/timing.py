@@ -5,9 +5,10 @@ every call once in order: when a set comes round again the cache has forgotten i
 microseconds a call. Passes are timed with CUDA events; what the host does inside an eager call (copies, a heap) is in.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,10 @@ _WARMUP_US = 10_000.0  # clocks come up from idle within it
 _BURST_US, _BURST_RUNS = 20_000.0, 64
 """Runs between two rests: after some 50 ms of matrix products alone an H200 meets its power limit and slows by a tenth,
 so that a time would depend on how long one measures."""
+_SHORT_US = 10_000.0
+"""A pass shorter than this is timed right behind an untimed one of its own, a longer one between two rests. In turns
+alone, 31 of 635 arms of the kernel benchmark took 2 to 13 % more in every other turn, as another arm had run ahead: it
+left other lines in the cache, and less of the card's power."""
 
 
 def rotations(bytes_per_set: int, *, l2_bytes: int | None = None, device: torch.device | None = None) -> int:
@@ -135,20 +140,34 @@ def sample(passes: Mapping[str, Pass], seconds: float, ranks: Ranks = ONE_RANK) 
     """
     names = list(passes)
     once = dict(zip(names, _times_together([passes[name].run for name in names], ranks), strict=True))
-    turn_us = sum(once.values())
+    runs = {name: [passes[name].run] * (2 if us < _SHORT_US else 1) for name, us in once.items()}
+    runs_us = {name: us * len(runs[name]) for name, us in once.items()}
+    turn_us = sum(runs_us.values())
     # One turn at least, and its rest: of rounds of 40 to 115 ms one right behind another was up to 9 % slower.
     warm = math.ceil(min(_WARMUP_US, 2e5 * seconds) / turn_us)
     turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, int(5e5 * seconds / turn_us) - warm))
     order = [names[(turn + place) % len(names)] for turn in range(warm + turns) for place in range(len(names))]
-    times = []
-    burst = max(1, min(_BURST_RUNS, int(_BURST_US * len(names) / turn_us)))
-    for first in range(0, len(order), burst):
-        times += _times_together([passes[name].run for name in order[first : first + burst]], ranks)
-        _rest(sum(times[first:]))
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for name, time_us in list(zip(order, times, strict=True))[warm * len(names) :]:
-        samples[name].append(time_us / passes[name].num_calls)
-    return samples
+    for burst in _bursts(order, runs_us, alone={name for name in names if len(runs[name]) == 1}):
+        times = _times_together([run for name in burst for run in runs[name]], ranks)
+        _rest(sum(times))
+        last = itertools.accumulate(len(runs[name]) for name in burst)  # of each name's runs
+        for name, end in zip(burst, last, strict=True):
+            samples[name].append(times[end - 1] / passes[name].num_calls)
+    return {name: found[warm:] for name, found in samples.items()}
+
+
+def _bursts(order: Sequence[str], runs_us: Mapping[str, float], alone: Set[str]) -> Iterator[list[str]]:
+    """Cut an order of arms into what runs between two rests."""
+    burst: list[str] = []
+    for name in order:
+        us = sum(runs_us[one] for one in [*burst, name])
+        is_full = us > _BURST_US or len(burst) == _BURST_RUNS
+        if burst and (is_full or not alone.isdisjoint((name, burst[-1]))):
+            yield burst
+            burst = []
+        burst.append(name)
+    yield burst
 
 
 def _graph_pass(calls: Sequence[Call]) -> Pass:

@@ -72,8 +72,34 @@ def test_arms_take_turns_and_the_first_of_a_turn_changes(monkeypatch):
     samples = timing.sample(passes(clock, a=100.0, b=300.0), seconds=0.01)
     assert {name: set(times) for name, times in samples.items()} == {"a": {25.0}, "b": {75.0}}
     assert len(samples["a"]) == len(samples["b"]) >= 5
-    turns = ["".join(clock.order[i : i + 2]) for i in range(2, len(clock.order), 2)]
-    assert turns == ["ab", "ba"] * (len(turns) // 2) + ["ab"] * (len(turns) % 2)
+    turns = ["".join(clock.order[i : i + 4]) for i in range(2, len(clock.order), 4)]
+    assert turns == ["aabb", "bbaa"] * (len(turns) // 2) + ["aabb"] * (len(turns) % 2)
+
+
+def test_what_runs_ahead_of_a_short_pass_is_never_another(monkeypatch):
+    """The twin: a pass behind another one takes longer here, and its samples would be two numbers."""
+    clock = Clock(monkeypatch)
+
+    def call(name, us):
+        def run():
+            clock.now += us if clock.order[-1:] == [name] else 1.1 * us
+            clock.order.append(name)
+
+        return timing.Pass(run, 1, ())
+
+    samples = timing.sample({"a": call("a", 500.0), "b": call("b", 700.0), "long": call("long", 15_000.0)}, 0.5)
+    assert (set(samples["a"]), set(samples["b"])) == ({500.0}, {700.0})
+    assert len(samples["long"]) >= 5
+
+
+def test_a_long_pass_stands_between_two_rests(monkeypatch):
+    clock, rests = Clock(monkeypatch), []
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: rests.append(len(clock.order)))
+    timing.sample(passes(clock, a=500.0, long=11_000.0), 0.5)
+    places = [place for place, name in enumerate(clock.order) if name == "long" and place >= 2]
+    assert len(places) > 4
+    assert all(place + 1 in rests for place in places)
+    assert all(place in rests for place in places[1:])
 
 
 @pytest.mark.parametrize(("us", "seconds"), [(500.0, 0.1), (1e6, 0.1), (10.0, 1.0)])
