@@ -121,7 +121,10 @@ struct Stream {
     if (walk.at.left > 0) {
       if (slab == 0) find<WEIGHTS, ROWS>();
       u8* stage = ring + slot * S::BYTES;
-      if (WEIGHTS) copies.start(stage, walk.at.feature_tile, slab, walk.at.parts());
+      if (WEIGHTS) {
+        if (S::PARTS == 1 || walk.at.parts() == S::PARTS) copies.start(stage, walk.at.feature_tile, slab);
+        else copies.template start<1>(stage, walk.at.feature_tile, slab);
+      }
       if (ROWS && STAGED_X) rows.start(stage, slab);
       if (++slab == S::SLABS) {
         slab = 0;

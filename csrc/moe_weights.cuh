@@ -132,13 +132,14 @@ struct Copies {
     }
   }
 
-  DEVICE void start(u8* stage, int tile, int slab, int parts = S::PARTS) const {
+  template <int PARTS = S::PARTS>
+  DEVICE void start(u8* stage, int tile, int slab) const {
     const u8* from = weights + slab * (S::UNITS * 16);
     u8* to = stage + S::place(first_row(), unit());
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       constexpr bool TOGETHER = S::PART_ROWS % ROW_STEP == 0;  // then all threads copy rows of one part
-      if (part(TOGETHER ? i * ROW_STEP : first_row() + i * ROW_STEP) >= parts) continue;
+      if (PARTS < S::PARTS && part(TOGETHER ? i * ROW_STEP : first_row() + i * ROW_STEP) >= PARTS) continue;
       if constexpr (EVEN) {
         constexpr int STAGE_STEP = ROW_STEP * S::UNITS * 16;
         copy_weights(to + i * STAGE_STEP, from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
@@ -153,7 +154,7 @@ struct Copies {
       for (int i = 0; i < SCALE_COPIES; ++i) {
         const u32 r = piece_row() + i * (THREADS / PIECES);
         if (r >= S::TILE_ROWS) break;
-        if (part(r) >= parts) continue;
+        if (PARTS < S::PARTS && part(r) >= PARTS) continue;
         const i64 rows = i ? S::matrix_row(tile, r) - S::matrix_row(tile, piece_row()) : 0;
         copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece() * PIECE,
                         scales + rows * SCALE_ROW + slab * S::SCALE_BYTES);
