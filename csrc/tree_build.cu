@@ -38,6 +38,7 @@ struct Family {
 // A score that B nodes reach for sure, or -inf: the lowest of the best of these families. `path` becomes the score of
 // the best path's node at depth lane + 1.
 DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, int usable, double& path) {
+  constexpr int AT_ONCE = 8;  // depths whose loads are under way together
   const int depths = lane_id() + 1;
   path = 0;
   const bool has_stair = depths <= usable && family.stair <= p.width;
@@ -45,13 +46,21 @@ DEVICE float floor_of(const Params& p, const Plan& plan, const Family& family, i
   const float *row = plan.log_probs, *stair_end = row + (has_stair ? family.stair - 1 : 0);
   const float* box_end = row + (has_box ? family.side - 1 : 0);
   float best_path = 0, low_stair = has_stair ? 0 : -INFINITY_F32, low_box = has_box ? 0 : -INFINITY_F32;
-#pragma unroll 4
-  for (int d = 0; d < usable; ++d) {
-    const float at_stair = best_path + stair_end[d * p.width], at_box = box_end[d * p.width];
-    low_stair = d < depths ? fminf(low_stair, at_stair) : low_stair;
-    low_box += d < depths ? at_box : 0.0f;
-    best_path += row[d * p.width];
-    path += d < depths ? double(fminf(row[d * p.width], 0.0f)) : 0.0;
+  for (int first = 0; first < usable; first += AT_ONCE) {
+    float best[AT_ONCE], stair[AT_ONCE], box[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int d = min(first + i, usable - 1) * p.width;
+      best[i] = row[d], stair[i] = stair_end[d], box[i] = box_end[d];
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const bool counts = first + i < min(depths, usable);
+      low_stair = counts ? fminf(low_stair, best_path + stair[i]) : low_stair;
+      low_box += counts ? box[i] : 0.0f;
+      path += counts ? double(fminf(best[i], 0.0f)) : 0.0;
+      best_path += best[i];
+    }
   }
   // Lower is always allowed: these sums are rounded, and log-probabilities above 0 count as 0 in scores.
   const float cost = fabsf(fminf(fmaxf(low_stair, low_box), 0.0f));
@@ -96,9 +105,9 @@ DEVICE int find_cut(const Params& p, const Plan& plan) {
 
 // One warp raises the cut while others push. NOTE: races by design, each of one aligned word. It reads counts that only
 // grow, so B entries do lie at or above any cut that it finds; growers read a cut that only rises, so an old one drops
-// less and never too much, and one lane reads it for its warp; it sees `grown` in this turn or in the next. What the
-// sort finds does not depend on any of them: it counts anew after a barrier. What is written is written atomically, so
-// that racecheck, too, takes it for what it is.
+// less and never too much, and each sees `grown` in this turn or in the next. What the sort finds does not depend on
+// any of them: it counts anew after a barrier. What is written is written atomically, so that racecheck, too, takes it
+// for what it is.
 DEVICE void watch_bins(const Params& p, const Plan& plan, Common& common) {
   while (!__shfl_sync(FULL_MASK, *const_cast<volatile int*>(&common.grown), 0)) {
     const int cut = find_cut(p, plan);
@@ -145,11 +154,12 @@ DEVICE Offer make_offer(const Params& p, const Plan& plan, const Common& common,
   return offer;
 }
 
-// Lane 0 takes `some` places at the end of the pool. The compiler's own atomicAdd would first add up lanes.
+// Lane 0 takes `some` places at the end of the pool. Of one address for all lanes the compiler would first add up what
+// they add.
 DEVICE int take_places(int* tail, int some) {
   int place = 0;
   asm volatile("{ .reg .pred p; setp.eq.s32 p, %3, 0; @p atom.shared.add.u32 %0, [%1], %2; }"
-               : "+r"(place) : "r"(shared_address(tail)), "r"(some), "r"(lane_id()) : "memory");
+               : "+r"(place) : "r"(shared_address(tail + lane_id())), "r"(some), "r"(lane_id()) : "memory");
   return __shfl_sync(FULL_MASK, place, 0);
 }
 
@@ -160,7 +170,7 @@ DEVICE void grow(const Params& p, const Plan& plan, Common& common) {
   int count = common.count, head = 0;
   while (head < count && count + threads <= p.capacity) {
     const int at = head + threadIdx.x / OFFERS;
-    const int cut = __shfl_sync(FULL_MASK, *const_cast<volatile int*>(&common.cut), 0);  // one for all: it may rise
+    const int cut = *const_cast<volatile int*>(&common.cut);
     Offer offer = make_offer(p, plan, common, min(at, count - 1), kind);
     const int bin = bin_of(offer.score, floor, scale);
     const bool valid = offer.valid && at < count && bin >= cut;
@@ -291,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                     num_depths,   width,     budget,    capacity,  last_id,        whole};
   const Plan plan(shared_memory + COMMON_BYTES / 8, capacity, num_depths, width, budget + 1);
   if (threadIdx.x < MAX_DEPTH) common.num_finite[threadIdx.x] = 0;
+  if (threadIdx.x < sizeof(common.seen) / 4) (&common.seen[0][0])[threadIdx.x] = 0;
   for (int i = threadIdx.x; i < BINS; i += blockDim.x) plan.histogram[i] = 0;
   if (threadIdx.x == 0) {
     common.bad_rows = common.unsorted_rows = 0;

@@ -68,7 +68,7 @@ struct Common {
   int grown;                    // growth has stopped
   float floor, scale;           // of the bins
   int cut;                      // lowest bin that is still of interest
-  u32 seen[WARP][MAX_WIDTH / 32];  // ids below K that a warp has met
+  u32 seen[WARP][MAX_WIDTH / 32];  // ids below K of each depth
 };
 constexpr int COMMON_BYTES = 1280;
 static_assert(sizeof(Common) <= COMMON_BYTES && COMMON_BYTES % 16 == 0, "Common stands before Plan");
@@ -96,6 +96,9 @@ DEVICE void load_candidates(const Params& p, const Plan& plan, Common& common) {
         const int i = start + e * WARP;
         const bool finite = x[e] > -INFINITY_F32;
         if (i < p.width) plan.log_probs[row * p.width + i] = x[e];
+        if (p.whole < 0 && i < p.width && id[e] >= 0 && id[e] < p.width) {
+          atomicOr(&common.seen[row][id[e] / 32], 1u << (id[e] % 32));
+        }
         bad |= !(x[e] <= POSITIVE_TOLERANCE) || (finite && (id[e] < 0 || id[e] > p.last_id));
         rises |= !(x[e] >= next[e]);
         num_finite += __popc(__ballot_sync(FULL_MASK, finite && i < p.width));
@@ -149,7 +152,7 @@ DEVICE double exp_of(float x) {
   return x < -60.0f ? 0.0 : sum * __longlong_as_double(i64(1023 + int(power)) << 52);
 }
 
-// Whether this lane's word of ids met by its warp is as full as it can be.
+// Whether this lane's word of the ids of a row is as full as it can be.
 DEVICE bool all_seen(const u32* seen, int width) {
   const int bits = width - 32 * lane_id();
   if (bits <= 0) return true;
@@ -159,22 +162,12 @@ DEVICE bool all_seen(const u32* seen, int width) {
 // Some warps meanwhile find the mass outside of each row and whether its ids are 0..K-1; `part` of `parts` is this one.
 DEVICE void weigh_rows(const Params& p, const Plan& plan, Common& common, int part, int parts) {
   const u32 good = good_rows(p, common);
-  u32* seen = common.seen[warp_id()];
   for (int row = part; row < p.num_depths; row += parts) {
-    if (lane_id() < MAX_WIDTH / 32) seen[lane_id()] = 0;
-    __syncwarp();
-    const i64 first = (i64(blockIdx.x) * p.num_depths + row) * p.width;
     double mass = 0;
 #pragma unroll 2
-    for (int i = lane_id(); i < p.width; i += WARP) {
-      mass += exp_of(plan.log_probs[row * p.width + i]);
-      if (p.whole >= 0) continue;
-      const i32 id = p.token_ids[first + i];
-      if (id >= 0 && id < p.width) atomicOr(&seen[id / 32], 1u << (id % 32));
-    }
+    for (int i = lane_id(); i < p.width; i += WARP) mass += exp_of(plan.log_probs[row * p.width + i]);
     mass = warp_sum(mass);
-    __syncwarp();
-    const bool counted = __all_sync(FULL_MASK, all_seen(seen, p.width));
+    const bool counted = __all_sync(FULL_MASK, all_seen(common.seen[row], p.width));
     if (lane_id() > 0) continue;
     const bool usable = good >> row & 1;
     if (!counted || !usable || !(fabs(mass - 1) <= MASS_TOLERANCE)) common.looks_whole = 0;
