@@ -111,6 +111,17 @@ struct Slot {
   }
 };
 
+// A walk round the slots of a warp. A slot's place is added up and not worked out from its number, which all lanes share:
+// of a lane's address and a uniform register ptxas (13.0) makes copies that an H200 refuses as illegal instructions.
+template <int BYTES, int COUNT>
+struct Slots {
+  u8 *first, *place;
+
+  DEVICE explicit Slots(u8* ring) : first(ring), place(ring) {}
+  DEVICE u8* at() const { return place; }
+  DEVICE void next() { place = place + BYTES == first + COUNT * BYTES ? first : place + BYTES; }
+};
+
 // Adds what columns 0..3 and columns 4..7 have of the rows 0..3: lanes t < 2 have rows 2t and 2t + 1 then.
 DEVICE void join_columns(float (&sum)[4]) {
 #pragma unroll
@@ -219,21 +230,21 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
   __shared__ float sums[2][UP_WARPS][MOST_ROWS][TILE + 8];  // 8 more put rows into different banks
   __shared__ float2 surpluses[UP_WARPS][GROUPS / 2][4];  // of columns 2t, 2t + 1
   const int warp = warp_id(), g = lane_id() / 4, t = lane_id() % 4;
-  u8* slots = ring + warp * (UP_SLOTS * UpSlot::BYTES);
-  const auto slot_of = [&](int n) { return slots + n % UP_SLOTS * UpSlot::BYTES; };
+  Slots<UpSlot::BYTES, UP_SLOTS> slots(ring + warp * (UP_SLOTS * UpSlot::BYTES)), filled = slots;
   const auto unit_of = [&](int n) { return static_cast<int>(blockIdx.x + n * gridDim.x); };
   const auto start_shared = [&](int n) {
 #pragma unroll
     for (int i = 0; i < 2 * SHARED_FEATURES * DENSE_UNITS / WARP; ++i) {
       const int r = (lane_id() + i * WARP) / DENSE_UNITS, unit = (lane_id() + i * WARP) % DENSE_UNITS;
       const int row = r / SHARED_FEATURES * SHARED_WIDTH + unit_of(n) * SHARED_FEATURES + r % SHARED_FEATURES;
-      copy_weights(slot_of(n) + r * DENSE_BYTES + unit * 16,
+      copy_weights(filled.at() + r * DENSE_BYTES + unit * 16,
                    shared_gate_up + (static_cast<i64>(row) * ROW_UNITS + warp * DENSE_UNITS + unit) * 16);
     }
   };
   int begun = 0;  // units whose copies are under way or done
   for (; begun < UP_SLOTS && unit_of(begun) < SHARED_UNITS; ++begun) {
     start_shared(begun);
+    filled.next();
     copy_async_commit();
   }
   grid_dependency_wait();
@@ -258,13 +269,14 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
       u32 expert, picks;
       chosen.find((unit - SHARED_UNITS) / UNIT_TILES, expert, picks);
       const int feature = (unit - SHARED_UNITS) % UNIT_TILES * UNIT_FEATURES;
-      UpSlot::start<MODEL_WIDTH / GROUP>(slot_of(n), gate_up + expert * UP_WORDS, gate_up_scale + expert * UP_SCALES,
+      UpSlot::start<MODEL_WIDTH / GROUP>(filled.at(), gate_up + expert * UP_WORDS, gate_up_scale + expert * UP_SCALES,
                                          warp * GROUPS, feature, INNER_WIDTH + feature, TILE);
     } else if (!last) {  // nothing of this kernel follows
       for (int b = blockIdx.x; b < DOWN_BLOCKS; b += gridDim.x) prefetch_down(b, chosen, down, down_scale, shared_down);
       last = true;
     }
     copy_async_commit();
+    filled.next();
   };
 #pragma unroll 1
   for (; begun < UP_SLOTS; ++begun) start(begun);
@@ -290,7 +302,7 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
     float(&sum)[4] = sums_of[0];
     copy_async_wait<UP_SLOTS - 1>();
     __syncwarp();
-    const u8* slot = slot_of(n);
+    const u8* slot = slots.at();
     if (routed) {
       UpSlot::multiply(sums_of, slot, [&](int j, u32(&columns)[2][4], float(&begin)[4]) {
         const float2 start_of = surpluses[warp][j / 2][t];
@@ -321,6 +333,7 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
     }
     __syncwarp();
     start(n + UP_SLOTS);
+    slots.next();
     __syncthreads();  // two units' sums: a warp that writes the next ones waits for the readers of these behind that
     if (warp != n % UP_WARPS) continue;
     const int f = lane_id() % 8, r = lane_id() / 8, features = routed ? UNIT_FEATURES : SHARED_FEATURES;
@@ -372,8 +385,8 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
   const int warp = warp_id(), part = warp % PARTS, share = warp / PARTS, g = lane_id() / 4, t = lane_id() % 4;
   const int first_feature = blockIdx.x * DOWN_FEATURES, features = min(DOWN_FEATURES, MODEL_WIDTH - first_feature);
   const int first_row = first_feature + part * DOWN_ROWS, rows = features - part * DOWN_ROWS;  // of this part, or more
-  u8* slots = ring + warp * WARP_BYTES;
-  u8* dense = slots + DOWN_SLOTS * DownSlot::BYTES;
+  Slots<DownSlot::BYTES, DOWN_SLOTS> slots(ring + warp * WARP_BYTES), filled = slots;
+  u8* dense = ring + warp * WARP_BYTES + DOWN_SLOTS * DownSlot::BYTES;
   if (SHARED && share < SHARED_GROUPS) {
 #pragma unroll
     for (int i = 0; i < DOWN_ROWS / 8; ++i) {
@@ -391,10 +404,11 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
     if (share + n * SHARES < count) {
       u32 expert, picks;
       chosen.find(share + n * SHARES, expert, picks);
-      DownSlot::start<INNER_GROUPS>(slots + n % DOWN_SLOTS * DownSlot::BYTES, down + expert * DOWN_WORDS,
+      DownSlot::start<INNER_GROUPS>(filled.at(), down + expert * DOWN_WORDS,
                                     down_scale + expert * DOWN_SCALES, 0, first_row, first_row + 8, rows);
     }
     copy_async_commit();
+    filled.next();
   };
 #pragma unroll 1
   for (int n = 0; n < DOWN_SLOTS; ++n) start(n);
@@ -454,7 +468,7 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
     float sum[DOWN_TILES][4] = {};
     copy_async_wait<DOWN_SLOTS - 1>();
     __syncwarp();
-    DownSlot::multiply(sum, slots + n % DOWN_SLOTS * DownSlot::BYTES, [&](int j, u32(&b)[2][4], float(&begin)[4]) {
+    DownSlot::multiply(sum, slots.at(), [&](int j, u32(&b)[2][4], float(&begin)[4]) {
       load_columns(b[0], first[j * 4]);
       load_columns(b[1], second[j * 4 + 4]);
       surplus(begin, b);
@@ -470,6 +484,7 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
     }
     __syncwarp();
     start(n + DOWN_SLOTS);
+    slots.next();
   }
   copy_async_wait<0>();
   __syncthreads();

@@ -1,7 +1,11 @@
 """moe_int4 of one to four rows of narrow INT4 experts, which has kernels of its own."""
 
+import re
+import subprocess
+
 import pytest
 import torch
+from cuda import pathfinder
 
 from kdlab.kernels import jit
 from kdlab.kernels.moe_builds import FEW_ROWS, few_build, moe_path
@@ -41,6 +45,19 @@ def test_few_rows_of_narrow_experts_have_their_own_kernels(shape, path):
     found, build = moe_path(**(k26 | shape))
     assert found == path
     assert (build.file == "moe_few_rows.cu") == (path == "few")
+
+
+def test_copies_are_no_illegal_instructions(tmp_path):
+    tool = pathfinder.find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is missing (package nvidia-cuda-nvdisasm)")
+    shapes = [(F16, F32, 256, 128, 24, 128), (BF16, BF16, 512, 256, 24, 0), (BF16, BF16, 7168, 256, 384, 0)]
+    for cubin in jit.compile_all([(few_build(*shape), "sm_90a") for shape in shapes], workers=2).values():
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(cubin.content)
+        code = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True).stdout
+        assert "LDGSTS" in code
+        assert not re.search(r"LDGSTS\S* \[R\d+\+UR", code)  # see Slots in the source
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------------------------
