@@ -20,30 +20,31 @@ DEVICE void transpose_quad(u32 (&v)[4]) {
   }
 }
 
-// Four pieces, 32 columns of the thread's quad: `part` is which of the 8 groups of four.
-DEVICE void write_columns(const Params& p, const Segment& seg, const float* o, int group, int part, int row) {
-  const int t = lane_id() % 4, num_pairs = p.num_rows * p.num_heads;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int pair = seg.first_pair + row + 8 * r;
-    const bool used = pair < seg.nodes * p.num_heads;
-    u32 v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = used ? pack_pair<Scalar>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]) : 0;
-    transpose_quad(v);
-    Scalar* out = p.o + (i64(seg.stream) * num_pairs + pair) * Config::LATENT + 256 * group + 32 * part + 8 * t;
-    if (pair < num_pairs) __stcg(reinterpret_cast<uint4*>(out), uint4{v[0], v[1], v[2], v[3]});
-  }
+// Where columns 256 group + 32 part + 8 t and on of a row of the tile go, by the thread t of its quad; whether there is
+// such a row, and whether it is in use.
+struct Place {
+  Scalar* out;
+  bool exists, used;
+};
+DEVICE Place place_of(const Params& p, const Segment& seg, int group, int part, int row) {
+  const int pair = seg.first_pair + row, num_pairs = p.num_rows * p.num_heads;
+  const i64 first = (i64(seg.stream) * num_pairs + pair) * Config::LATENT + 256 * group + 32 * part;
+  return {p.o + first + lane_id() % 4 * 8, pair < num_pairs, pair < seg.nodes * p.num_heads};
 }
 
-DEVICE void write_lse(const Params& p, const Segment& seg, const float (&lse)[2], bool first, int row) {
-  if (!first || lane_id() % 4 != 0) return;  // of the warps of a row, the one with its first columns
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int pair = seg.first_pair + row + 8 * r, num_pairs = p.num_rows * p.num_heads;
-    const bool used = pair < seg.nodes * p.num_heads;
-    if (pair < num_pairs) p.lse[i64(seg.stream) * num_pairs + pair] = used ? lse[r] * LN_2 : -INFINITY_F32;
-  }
+// Four pieces, 32 columns of a row by the threads of its quad.
+DEVICE void write_columns(const Params& p, const Segment& seg, u32 (&v)[4], int group, int part, int row) {
+  const Place place = place_of(p, seg, group, part, row);
+  transpose_quad(v);
+  const uint4 word = place.used ? uint4{v[0], v[1], v[2], v[3]} : uint4{0, 0, 0, 0};
+  if (place.exists) __stcg(reinterpret_cast<uint4*>(place.out), word);
+}
+
+// Of the threads of a row, one with its first columns.
+DEVICE void write_lse(const Params& p, const Segment& seg, float lse, int row) {
+  const int pair = seg.first_pair + row, num_pairs = p.num_rows * p.num_heads;
+  const bool used = pair < seg.nodes * p.num_heads;
+  if (pair < num_pairs) p.lse[i64(seg.stream) * num_pairs + pair] = used ? lse * LN_2 : -INFINITY_F32;
 }
 
 // Two values of Scalar as floats.
@@ -55,12 +56,13 @@ DEVICE float2 unpack_pair(u32 pair) {
 #endif
 }
 
-// Eight values of two pieces, as one thread rounds and packs them: even words are of its row g, odd ones of row g + 8.
-DEVICE uint4 pack_pieces(const float* o, const float (&factor)[2]) {
-  u32 v[4];
+// Of a thread's 128 sums the eight of pieces 4 part and on in its row g or (r = 1) g + 8, times `factor`, rounded.
+DEVICE void pack_pieces(const float* o, int part, int r, float factor, u32 (&v)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = pack_pair<Scalar>(o[2 * i] * factor[i % 2], o[2 * i + 1] * factor[i % 2]);
-  return uint4{v[0], v[1], v[2], v[3]};
+  for (int j = 0; j < 4; ++j) {
+    const float* pair = o + 16 * part + 4 * j + 2 * r;
+    v[j] = pack_pair<Scalar>(pair[0] * factor, pair[1] * factor);
+  }
 }
 
 // 1 / x within 1 ulp, without the branch of exact division.
@@ -80,30 +82,30 @@ DEVICE float log2_fast(float x) {
 // log2 of a sum relative to 2^top.
 DEVICE float log_sum(float top, float sum) { return sum > 0.0f ? top + log2_fast(sum) : -INFINITY_F32; }
 
-DEVICE void inverse_of(const float (&sum)[2], float (&inverse)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) inverse[r] = sum[r] > 0.0f ? reciprocal(sum[r]) : 0.0f;
-}
+DEVICE float inverse_of(float sum) { return sum > 0.0f ? reciprocal(sum) : 0.0f; }
 
 // A whole tile that no other block has a part of.
 DEVICE void write_tile(const Params& p, const Segment& seg, const float (&o)[128], const float (&max)[2],
                        const float (&sum)[2], int row) {
-  float inverse[2];
-  inverse_of(sum, inverse);
+  const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[1])};
+  const int group = threadIdx.x / 128;
 #pragma unroll
   for (int part = 0; part < 8; ++part) {
-    float v[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = o[16 * part + i] * inverse[i / 2 % 2];
-    write_columns(p, seg, v, threadIdx.x / 128, part, row);
+    for (int r = 0; r < 2; ++r) {
+      u32 v[4];
+      pack_pieces(o, part, r, inverse[r], v);
+      write_columns(p, seg, v, group, part, row + 8 * r);
+    }
   }
-  const float lse[2] = {log_sum(max[0], sum[0]), log_sum(max[1], sum[1])};
-  write_lse(p, seg, lse, threadIdx.x < 128, row);
+  if (group != 0 || lane_id() % 4 != 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) write_lse(p, seg, log_sum(max[r], sum[r]), row + 8 * r);
 }
 
-// Warps of 16 rows that hold used rows of the tile, of the four.
-DEVICE int used_warps(const Params& p, const Segment& seg) {
-  return min(4, (seg.nodes * p.num_heads - seg.first_pair + 15) / 16);
+// Whether any of the 8 rows from 8 `eighth` on is in use.
+DEVICE bool is_used(const Params& p, const Segment& seg, int eighth) {
+  return seg.first_pair + 8 * eighth < seg.nodes * p.num_heads;
 }
 
 // Where a part of a tile goes. With -DPARTS=1 every tile has room for `most` parts; a block of the persistent grid ends
@@ -118,20 +120,27 @@ DEVICE u32 count_in(u32* counter) {
   return before;
 }
 
+// Within a part a thread's word of 8 values: of every quad 32 columns of its row g (r = 0) or g + 8. Words go in steps.
+constexpr int WORD_STEP = 2 * Config::THREADS, PART_WORDS = Config::WORDS * Config::THREADS;
+DEVICE int place_of_word(int word, int r, int thread) { return word * WORD_STEP + r * Config::THREADS + thread; }
+
 // Puts a part of a tile into global memory, normalised and rounded to Scalar: one rounding more of each part, of the
 // size of P's and the output's.
 DEVICE void hand_in(const Params& p, const Segment& seg, int slot, const float (&o)[128], const float (&max)[2],
                     const float (&sum)[2], int row) {
-  float inverse[2];
-  inverse_of(sum, inverse);
-  if (threadIdx.x % 128 / WARP < used_warps(p, seg)) {
-    uint4* out = p.partial + i64(slot) * Config::WORDS * Config::THREADS + threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < Config::WORDS; ++i) __stcg(out + i * Config::THREADS, pack_pieces(o + 8 * i, inverse));
-  }
-  if (threadIdx.x < 128 && lane_id() % 4 == 0) {
+  for (int r = 0; r < 2; ++r) {
+    if (!is_used(p, seg, threadIdx.x % 128 / WARP * 2 + r)) continue;
+    const float inverse = inverse_of(sum[r]);
+    uint4* out = p.partial + i64(slot) * PART_WORDS + place_of_word(0, r, threadIdx.x);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) __stcg(p.partial_lse + slot * Config::TILE + row + 8 * r, log_sum(max[r], sum[r]));
+    for (int part = 0; part < 8; ++part) {
+      u32 v[4];
+      pack_pieces(o, part, r, inverse, v);
+      __stcg(out + part * WORD_STEP, uint4{v[0], v[1], v[2], v[3]});
+    }
+    const bool first = threadIdx.x < 128 && lane_id() % 4 == 0;
+    if (first) __stcg(p.partial_lse + slot * Config::TILE + row + 8 * r, log_sum(max[r], sum[r]));
   }
 }
 
@@ -147,86 +156,89 @@ DEVICE bool is_last(const Params& p, Plan& plan, const Segment& seg) {
   return plan.arrived == seg.parts - 1;
 }
 
-// Sums of a thread over parts: of its rows g and g + 8, 8 columns each of N words.
+// A thread's sums over parts: N words of one row.
 template <int N>
 struct Added {
-  float o[8 * N] = {}, top[2] = {NO_KEY, NO_KEY}, total[2] = {0.0f, 0.0f};
+  float o[8 * N] = {}, top = NO_KEY, total = 0.0f;
 
-  // Of another sum, or of a part, whose total is 1: `top` and log2-sum-exp are in log2.
-  DEVICE void add(const float (&other_top)[2], const float (&other_total)[2], const float (&other)[8 * N]) {
-    float keep[2], weight[2];
+  // Of parts with these log2-sum-exp; -inf for none.
+  template <int PARTS_AT_ONCE>
+  DEVICE void add(const uint4 (&words)[PARTS_AT_ONCE][N], const float (&lse)[PARTS_AT_ONCE]) {
+    float now = top;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float now = fmaxf(top[r], other_top[r]);
-      keep[r] = exp2_fast(top[r] - now), weight[r] = exp2_fast(other_top[r] - now);
-      total[r] = fmaf(total[r], keep[r], weight[r] * other_total[r]), top[r] = now;
-    }
+    for (int i = 0; i < PARTS_AT_ONCE; ++i) now = fmaxf(now, lse[i]);
+    const float keep = exp2_fast(top - now);
+    top = now, total *= keep;
 #pragma unroll
-    for (int i = 0; i < 8 * N; ++i) o[i] = fmaf(weight[i / 2 % 2], other[i], keep[i / 2 % 2] * o[i]);
-  }
-  DEVICE void add(const uint4 (&words)[N], const float (&lse)[2]) {
-    constexpr float ONE[2] = {1.0f, 1.0f};
-    float values[8 * N];
+    for (int j = 0; j < 8 * N; ++j) o[j] *= keep;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const u32 pairs[4] = {words[j].x, words[j].y, words[j].z, words[j].w};
+    for (int i = 0; i < PARTS_AT_ONCE; ++i) {
+      const float weight = exp2_fast(lse[i] - now);
+      total += weight;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_pair(pairs[i]);
-        values[8 * j + 2 * i] = pair.x, values[8 * j + 2 * i + 1] = pair.y;
+      for (int word = 0; word < N; ++word) {
+        const u32 pairs[4] = {words[i][word].x, words[i][word].y, words[i][word].z, words[i][word].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 pair = unpack_pair(pairs[j]);
+          float* sum = o + 8 * word + 2 * j;
+          sum[0] = fmaf(weight, pair.x, sum[0]), sum[1] = fmaf(weight, pair.y, sum[1]);
+        }
       }
     }
-    add(lse, ONE, values);
   }
 };
 
-// Adds parts first, first + stride, ... of a tile, AHEAD of which are under way at a time: N words from `word` on, by
-// the thread of this lane in this warp of this group. `slot_of` says where a part is.
+// Adds all parts of a tile, AHEAD of which are under way at a time: N words from `word` on of the thread's row g
+// (r = 0) or g + 8. `slot_of` says where a part is.
 template <int N, int AHEAD, typename SlotOf>
-DEVICE void add_parts(const Params& p, Added<N>& sum, int first, int stride, int parts, SlotOf slot_of, int word,
-                      int group, int warp) {
-  const int row = warp * 16 + lane_id() / 4, thread = group * 128 + warp * WARP + lane_id();
+DEVICE void add_parts(const Params& p, Added<N>& sum, int parts, SlotOf slot_of, int word, int r) {
+  const uint4* in = p.partial + place_of_word(word, r, threadIdx.x);
+  const int row = threadIdx.x % 128 / WARP * 16 + lane_id() / 4 + 8 * r;
 #pragma unroll 1
-  for (; first < parts; first += AHEAD * stride) {
+  for (int first = 0; first < parts; first += AHEAD) {
     uint4 words[AHEAD][N];
-    float lse[AHEAD][2];
+    float lse[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-      const int part = first + i * stride, slot = slot_of(min(part, parts - 1));
-      const uint4* in = p.partial + (i64(slot) * Config::WORDS + word) * Config::THREADS + thread;
+      const int part = first + i, slot = slot_of(min(part, parts - 1));
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        lse[i][r] = part < parts ? __ldcg(p.partial_lse + slot * Config::TILE + row + 8 * r) : -INFINITY_F32;
-      }
-#pragma unroll
-      for (int j = 0; j < N; ++j) words[i][j] = __ldcg(in + j * Config::THREADS);
+      for (int j = 0; j < N; ++j) words[i][j] = __ldcg(in + i64(slot) * PART_WORDS + j * WORD_STEP);
+      lse[i] = __ldcg(p.partial_lse + slot * Config::TILE + row);
+      if (part >= parts) lse[i] = -INFINITY_F32;
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) sum.add(words[i], lse[i]);
+    sum.add(words, lse);
   }
 }
 
+// Words `word` and on of a row by its quad.
 template <int N>
-DEVICE void write_added(const Params& p, const Segment& seg, Added<N>& sum, int word, int group, int row) {
-  float inverse[2];
-  inverse_of(sum.total, inverse);
+DEVICE void write_added(const Params& p, const Segment& seg, const Added<N>& sum, int word, int group, int row) {
+  const float inverse = inverse_of(sum.total);
 #pragma unroll
-  for (int i = 0; i < 8 * N; ++i) sum.o[i] *= inverse[i / 2 % 2];
+  for (int i = 0; i < N; ++i) {
+    u32 v[4];
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) write_columns(p, seg, sum.o + 16 * i, group, word / 2 + i, row);
-  const float lse[2] = {log_sum(sum.top[0], sum.total[0]), log_sum(sum.top[1], sum.total[1])};
-  write_lse(p, seg, lse, word == 0 && group == 0, row);
+    for (int j = 0; j < 4; ++j) {
+      const float* pair = sum.o + 8 * i + 2 * j;
+      v[j] = pack_pair<Scalar>(pair[0] * inverse, pair[1] * inverse);
+    }
+    write_columns(p, seg, v, group, word + i, row);
+  }
+  if (word == 0 && group == 0 && lane_id() % 4 == 0) write_lse(p, seg, log_sum(sum.top, sum.total), row);
 }
 
 // The last block to come adds all parts of a tile in order.
 DEVICE void merge_tile(const Params& p, const Segment& seg, int row) {
+  constexpr int WORDS = 8;  // at once
   const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / WARP;
   const auto slot_of = [&](int part) { return part_slot(seg, part); };
 #pragma unroll 1
-  for (int word = 0; word < Config::WORDS; word += 4) {
-    Added<4> sum;
-    if (warp < used_warps(p, seg)) add_parts<4, 4>(p, sum, 0, 1, seg.parts, slot_of, word, group, warp);
-    write_added(p, seg, sum, word, group, row);
+  for (int i = 0; i < Config::WORDS / WORDS; ++i) {
+    const int r = i % 2, word = i / 2 * WORDS;
+    Added<WORDS> sum;
+    if (is_used(p, seg, 2 * warp + r)) add_parts<WORDS, 2>(p, sum, seg.parts, slot_of, word, r);
+    write_added(p, seg, sum, word, group, row + 8 * r);
   }
 }
 

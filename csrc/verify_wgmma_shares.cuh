@@ -23,6 +23,7 @@ struct Config {
   static constexpr int BARRIERS = 5;
   static constexpr int OVERHEAD = 3, MERGE = 3, MIN_SHARE = 2;  // in key blocks: start and end of a segment; a merge
                                                                 // over blocks; least work of a block
+  static constexpr int PARTS_ENOUGH = 66, LONG_PART = 6;  // more parts only where each still has so many key blocks
   static constexpr float STALE = 8.0f;  // log2 by which a row's maximum may grow before its sums are rescaled
 };
 static_assert(Config::PAGE == 64 && Config::TILE == 64, "a page is one block of keys, and a box has 64 rows");
@@ -214,7 +215,8 @@ DEVICE Segment part_of_tile(const Params& p, int stream, int tile, int part, int
   seg.nodes = legal_nodes(p, nodes, seg.prefix);
   if (seg.first_pair >= seg.nodes * p.num_heads) return seg;
   const u32 blocks = key_blocks(seg.prefix, min(seg.nodes, last_row + 1));
-  const u32 divided = p.fixed_split ? seg.prefix / Config::PAGE : blocks, parts = min(max(divided, 1u), u32(most));
+  const u32 divided = p.fixed_split ? seg.prefix / Config::PAGE : blocks;
+  const u32 parts = min(min(max(divided, 1u), u32(most)), max(u32(Config::PARTS_ENOUGH), divided / Config::LONG_PART));
   const auto cut = [&](u32 i) { return divided <= parts ? i : i * divided / parts; };
   seg.parts = parts;
   if (part >= seg.parts) return seg;

@@ -25,9 +25,14 @@ _MAX_PAGES = 2**16
 """Pages of a stream: a list of tiles is cut in 32-bit arithmetic."""
 _COUNTER_SETS = 4096
 """Calls that may be under way at once, those of captured graphs included, before two share counters."""
-_MAX_SHARES, _PARTS_OF_SHARE = 8, 4
-"""Of `verify_parts`: ways to which a tile's parts go, and parts that one of them asks for at a time."""
-_SHARE_BYTES = 4 * 64 * 20
+_MAX_SHARES, _PARTS_OF_SHARE = 16, 4
+"""Of `verify_parts`: ways to which a tile's parts go, and parts of one as long as there are fewer ways."""
+_WARPS, _PIECES, _LARGE_PIECES = 8, 128, 64
+"""Of `verify_parts`: warps of a block, and pieces of a tile where its parts go several ways and where one."""
+_SHARE_BYTES, _SLOT_BYTES, _LARGE_SLOT_BYTES = 4 * 32 * (10 + 4), 512 + 32, 2 * 512 + 32
+"""Of `verify_parts`: shared memory of a share, and of a part under way, of a piece and of a large one."""
+_MAX_SLOTS = 10
+"""Parts that a share has under way at once."""
 _MAX_GRID = 65_535
 
 FIXED_PARTS = 8
@@ -46,7 +51,8 @@ def build_wgmma(dtype: torch.dtype, *, parts: bool) -> Build:
 def build_parts(dtype: torch.dtype) -> Build:
     """Return the build of the kernel that adds parts up, one dtype."""
     defines = (*_defines(dtype, parts=True), ("MAX_SHARES", _MAX_SHARES))
-    return Build("verify_parts.cu", defines, HOPPER, (("verify_parts", (_MAX_SHARES - 1) * _SHARE_BYTES),))
+    shared_bytes = _MAX_SHARES * (_SHARE_BYTES + _MAX_SLOTS * _SLOT_BYTES)
+    return Build("verify_parts.cu", defines, HOPPER, (("verify_parts", shared_bytes),))
 
 
 def _defines(dtype: torch.dtype, *, parts: bool) -> tuple[tuple[str, int], ...]:
@@ -126,9 +132,15 @@ def _add_parts(q: Tensor, tensors: tuple[Tensor, ...], division: tuple[int, int,
     width, most, fixed_split = division
     program = kernel(build_parts(q.dtype), "verify_parts", q.device)
     shares = min(_MAX_SHARES, -(-most // _PARTS_OF_SHARE))
-    grid, block = (32, -(-num_rows * num_heads // _TILE), num_streams), (32, 2, shares)
-    sizes = (num_streams, num_rows, num_heads, width, most, int(fixed_split))
-    program.launch(grid, block, *tensors, *sizes, shared_bytes=(shares - 1) * _SHARE_BYTES, overlap=True)
+    slots = min(_MAX_SLOTS, -(-most // (2 * shares)) * 2)
+    if shares == 1:
+        pieces, of_tile, shared_bytes = _WARPS, _LARGE_PIECES, _WARPS * slots * _LARGE_SLOT_BYTES
+    else:
+        pieces, of_tile = 1 << max(_WARPS // shares, 1).bit_length() - 1, _PIECES
+        shared_bytes = pieces * shares * (_SHARE_BYTES + slots * _SLOT_BYTES)
+    grid = (of_tile // pieces, -(-num_rows * num_heads // _TILE), num_streams)
+    sizes = (num_streams, num_rows, num_heads, width, most, int(fixed_split), slots)
+    program.launch(grid, (32, pieces, shares), *tensors, *sizes, shared_bytes=shared_bytes, overlap=True)
 
 
 def _workspace(q: Tensor, slots: int) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,9 @@ def test_other_dtypes_and_widths_are_refused(dtype, width):
         wgmma.run_wgmma(q, pages, ints[:, None], ints, words, ints, 1.0, False, o, lse)
 
 
-@pytest.fixture(params=(1, 3, 40))
+@pytest.fixture(params=(1, 3, 40, 132))
 def parts(request, monkeypatch):
-    """The persistent grid, and few and many parts of a tile, whatever the number of tiles."""
+    """The persistent grid, and few, many and the most parts of a tile, whatever the number of tiles."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a Hopper GPU")
     monkeypatch.setattr(wgmma, "most_parts", lambda *_: request.param)
