@@ -271,18 +271,19 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
   }
 }
 
-// What a segment begins with: the leaders of group 0 ask for its first block of keys, those of group 1 for its queries
-// and its second block.
-DEVICE void fetch_first(const Params& p, Plan& plan, const TensorMap& query_map, const TensorMap& key_map,
-                        const Segment& seg, int group, int likely_page) {
-  if (group == 1) {
-    fetch_queries(plan, query_map, seg);
-    if (warp_id() % 4 == 3) fetch_query(plan, query_map, seg, Config::ROPE_BOX);
-  }
+// What a segment begins with: the leaders of group 1 ask for its queries, those of either group for a block of keys.
+DEVICE void fetch_first_queries(Plan& plan, const TensorMap& map, const Segment& seg, int group) {
+  if (group == 0) return;
+  fetch_queries(plan, map, seg);
+  if (warp_id() % 4 == 3) fetch_query(plan, map, seg, Config::ROPE_BOX);
+}
+
+// The table's entry of a group's first block of keys, or of the last block where the table has no such.
+DEVICE const i32* first_page(const Params& p, const Segment& seg, int group) {
+  return p.block_table + i64(seg.stream) * p.table_width + min(seg.begin + group, p.table_width - 1);
+}
+DEVICE void fetch_first_keys(Plan& plan, const TensorMap& key_map, const Segment& seg, int group, int page) {
   if (seg.begin + group >= seg.end) return;
-  const bool likely = PARTS && seg.begin + group == block_index();
-  const i32* asked = p.block_table + i64(seg.stream) * p.table_width + seg.begin + group;
-  const int page = legal_page(p, likely ? likely_page : *asked);
   if (group == 0) {
     fetch_half<0, 0>(plan, key_map, page);
     fetch_half<0, 1>(plan, key_map, page);
@@ -332,35 +333,45 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     mbarrier_init_fence();
   }
   prefetch_inputs(p);
-  int end_row = PARTS ? last_row(blockIdx.y, num_heads) : 0;
-  asm volatile("" : "+r"(end_row));  // here, not on the way from lengths to keys
+  // Lengths by every lane, those of a stream, or of the only one.
+  const int stream = PARTS ? blockIdx.z : num_streams > 1 ? lane_id() : 0;
+  const auto load_length = [&](const i32* of) { return stream < num_streams ? load_fresh(of + stream) : 0; };
+  const int end_row = PARTS ? last_row(blockIdx.y, num_heads) : 0;
+  const auto find_part = [&](int prefix, int nodes) {
+    return part_of_tile(p, stream, blockIdx.y, block_index(), gridDim.x, end_row, prefix, nodes);
+  };
+  // What stands there before the wait may be old: a guess, from which the part is found while kernels ahead run.
+  const int guessed_length = PARTS ? load_length(prefix_len) : 0, guessed_rows = PARTS ? load_length(num_nodes) : 0;
+  Segment first = PARTS ? find_part(guessed_length, guessed_rows) : Segment{};
   __syncthreads();
   grid_dependency_wait();
   grid_dependency_launch();
-  // The lengths are asked for before all else, by every lane those of a stream, or of the only one.
-  const int stream = PARTS ? blockIdx.z : num_streams > 1 ? lane_id() : 0;
-  const int length = stream < num_streams ? load_fresh(prefix_len + stream) : 0;
-  const int rows = stream < num_streams ? load_fresh(num_nodes + stream) : 0;
-  // Likely the page of a part's first key block.
-  const i32* likely = block_table + i64(stream) * table_width + min(block_index(), table_width - 1);
-  const int page = PARTS ? load_fresh(likely) : 0;
+  const bool ahead = PARTS && first.begin < first.end;  // a block without work must copy nothing
+  if (ahead && leader) fetch_first_queries(plan, query_map, first, group);
+  const int length = load_length(prefix_len), rows = load_length(num_nodes);
+  int page = PARTS ? load_fresh(first_page(p, first, group)) : 0;
   warm_inputs(p, plan);
   const Stream streams = PARTS ? Stream{} : make_stream(p, stream, length, rows, 0);
   const List list = PARTS ? List{} : make_list(p, streams);
   u32 phases = CHAINED;
   bool more = true;
   if (PARTS || is_single(p, list)) {
-    Segment seg;
     if (PARTS) {
-      seg = part_of_tile(p, stream, blockIdx.y, block_index(), gridDim.x, end_row, length, rows);
-      more = seg.begin < seg.end;
-      if (seg.parts == 0 && block_index() == 0) clear_tile(p, stream, seg.first_pair);
+      if (length != guessed_length || rows != guessed_rows) {
+        first = find_part(length, rows);
+        page = load_fresh(first_page(p, first, group));
+      }
+      more = first.begin < first.end;
+      if (more && !ahead && leader) fetch_first_queries(plan, query_map, first, group);
+      if (ahead && !more) mbarrier_wait(shared_address(&plan.q_full), 0);  // they must not come after the block's end
+      if (first.parts == 0 && block_index() == 0) clear_tile(p, stream, first.first_pair);
     } else {
-      more = single_segment(p, streams, seg);
+      more = single_segment(p, streams, first);
+      if (more && leader) page = *first_page(p, first, group), fetch_first_queries(plan, query_map, first, group);
     }
-    if (more && leader) fetch_first(p, plan, query_map, key_map, seg, group, page);
+    if (more && leader) fetch_first_keys(plan, key_map, first, group, legal_page(p, page));
     if (more && threadIdx.x == 0) {
-      plan.segment[0] = seg;
+      plan.segment[0] = first;
       plan.valid[1] = false;
       plan.next_page[0] = plan.next_page[1] = -1;
     }
@@ -374,7 +385,11 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   for (; more; phases ^= TURN, more = plan.valid[turn_of(phases)]) {
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
-    if (!PARTS && leader && !(phases & CHAINED)) fetch_first(p, plan, query_map, key_map, seg, group, 0);
+    if (!PARTS && leader && !(phases & CHAINED)) {
+      const int page = legal_page(p, *first_page(p, seg, group));
+      fetch_first_queries(plan, query_map, seg, group);
+      fetch_first_keys(plan, key_map, seg, group, page);
+    }
     if (!PARTS && threadIdx.x < WARP && !(phases & SINGLE)) {
       __syncwarp();
       const bool valid = next_segment(p, plan.list, plan.cursor, next);

@@ -5,6 +5,7 @@ import torch
 
 from kdlab.errors import NotSupported
 from kdlab.kernels import verify_attention_wgmma as wgmma
+from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.verify_attention import verify_attention
 from kdlab.kernels.verify_attention_wgmma import most_parts
 from tests.kernels.compare import assert_within_budget
@@ -73,6 +74,31 @@ def test_counters_are_zero_after_every_call(parts):
     case = make_case([20_000, 5000], [3, 9], 64, seed=1)
     attend(case)
     assert not wgmma._rings[case.q.device][0].any()
+
+
+LATE = """extern "C" __global__ void late(const int* from, int* to, int count) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  for (long long start = clock64(); clock64() - start < 60000;) {}
+  if (threadIdx.x < count) to[threadIdx.x] = from[threadIdx.x];
+}"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (3000, 400), (400, 3000), (2**31 - 1, 700)])
+def test_lengths_may_be_written_while_a_call_already_waits(parts, tmp_path, before, after):
+    """What blocks have found from the lengths that stood there when they began is found again."""
+    case = make_case([3000, 3000], [9, 33], 8, seed=3)
+    (tmp_path / "late.cu").write_text(LATE)
+    late = kernel(Build(str(tmp_path / "late.cu")), "late", case.q.device)
+    new = torch.full_like(case.prefix_len, after)
+    case.prefix_len.copy_(new)
+    expected = attend(case)
+    for _ in range(3):
+        case.prefix_len.fill_(before)
+        torch.cuda.synchronize()
+        late.launch(1, 32, new, case.prefix_len, len(new))
+        for found, right in zip(attend(case), expected, strict=True):
+            assert torch.equal(found, right)
 
 
 @pytest.mark.gpu
