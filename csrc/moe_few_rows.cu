@@ -111,7 +111,7 @@ struct Slot {
   }
 };
 
-// A walk round the slots of a warp. A slot's place is added up and not worked out from its number, which all lanes share:
+// A walk round the slots of a warp. A slot's place is added up, not worked out from its number, which all lanes share:
 // of a lane's address and a uniform register ptxas (13.0) makes copies that an H200 refuses as illegal instructions.
 template <int BYTES, int COUNT>
 struct Slots {
