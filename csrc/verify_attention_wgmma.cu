@@ -100,10 +100,11 @@ DEVICE void fetch_query(Plan& plan, const TensorMap& map, const Segment& seg, in
   copy_box(to, map, box * 64, seg.first_pair, seg.stream, shared_address(&plan.q_full));
 }
 
-// A warp's part of all but the rope box, whose bytes are expected too.
-DEVICE void fetch_queries(Plan& plan, const TensorMap& map, const Segment& seg) {
-  const int warp = warp_id() % 4;
-  if (warp == 0) mbarrier_expect(shared_address(&plan.q_full), Config::K_BOXES * BOX_BYTES);
+// A warp's part of all but the rope box, whose bytes are expected too. Rows of nobody are not copied where a stream
+// has less than a tile: what stands there meets no other row, and a copy takes its time by rows.
+DEVICE void fetch_queries(const Params& p, Plan& plan, const TensorMap& map, const Segment& seg) {
+  const int warp = warp_id() % 4, rows = min(round_up(p.num_rows * p.num_heads, 8), Config::TILE);  // as the map's box
+  if (warp == 0) mbarrier_expect(shared_address(&plan.q_full), Config::K_BOXES * rows * 128);
   for (int box = warp; box < Config::Q_BOXES; box += 4) fetch_query(plan, map, seg, box);
 }
 
@@ -241,7 +242,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     wgmma_fence();
     add_values<0, 1>(w, o);
     const bool ahead = w.leader && block + 2 >= w.end && plan.next_page[0] >= 0;
-    if (ahead) fetch_queries(plan, w.query_map, w.next);  // the scores of both groups are there
+    if (ahead) fetch_queries(w.p, plan, w.query_map, w.next);  // the scores of both groups are there
     float sum[2] = {0.0f, 0.0f};
     if (paired) {
       if (block + 1 >= w.first_masked) mask_scores(w.mask, s);
@@ -272,9 +273,9 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
 }
 
 // What a segment begins with: the leaders of group 1 ask for its queries, those of either group for a block of keys.
-DEVICE void fetch_first_queries(Plan& plan, const TensorMap& map, const Segment& seg, int group) {
+DEVICE void fetch_first_queries(const Params& p, Plan& plan, const TensorMap& map, const Segment& seg, int group) {
   if (group == 0) return;
-  fetch_queries(plan, map, seg);
+  fetch_queries(p, plan, map, seg);
   if (warp_id() % 4 == 3) fetch_query(plan, map, seg, Config::ROPE_BOX);
 }
 
@@ -347,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
   grid_dependency_wait();
   grid_dependency_launch();
   const bool ahead = PARTS && first.begin < first.end;  // a block without work must copy nothing
-  if (ahead && leader) fetch_first_queries(plan, query_map, first, group);
+  if (ahead && leader) fetch_first_queries(p, plan, query_map, first, group);
   const int length = load_length(prefix_len), rows = load_length(num_nodes);
   int page = PARTS ? load_fresh(first_page(p, first, group)) : 0;
   warm_inputs(p, plan);
@@ -362,12 +363,12 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
         page = load_fresh(first_page(p, first, group));
       }
       more = first.begin < first.end;
-      if (more && !ahead && leader) fetch_first_queries(plan, query_map, first, group);
+      if (more && !ahead && leader) fetch_first_queries(p, plan, query_map, first, group);
       if (ahead && !more) mbarrier_wait(shared_address(&plan.q_full), 0);  // they must not come after the block's end
       if (first.parts == 0 && block_index() == 0) clear_tile(p, stream, first.first_pair);
     } else {
       more = single_segment(p, streams, first);
-      if (more && leader) page = *first_page(p, first, group), fetch_first_queries(plan, query_map, first, group);
+      if (more && leader) page = *first_page(p, first, group), fetch_first_queries(p, plan, query_map, first, group);
     }
     if (more && leader) fetch_first_keys(plan, key_map, first, group, legal_page(p, page));
     if (more && threadIdx.x == 0) {
@@ -387,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     Segment& next = plan.segment[turn_of(phases) ^ 1];
     if (!PARTS && leader && !(phases & CHAINED)) {
       const int page = legal_page(p, *first_page(p, seg, group));
-      fetch_first_queries(plan, query_map, seg, group);
+      fetch_first_queries(p, plan, query_map, seg, group);
       fetch_first_keys(plan, key_map, seg, group, page);
     }
     if (!PARTS && threadIdx.x < WARP && !(phases & SINGLE)) {

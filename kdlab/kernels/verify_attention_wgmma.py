@@ -104,14 +104,15 @@ def run_wgmma(
         raise NotSupported("q", "rows of 512 + 64 values for impl='wgmma'", (o.shape[-1], width - o.shape[-1]))
     if block_table.shape[1] > _MAX_PAGES:
         raise NotSupported("block_table", f"at most {_MAX_PAGES} pages a stream", block_table.shape[1])
-    tiles, sms = -(-num_rows * num_heads // _TILE), num_sms(q.device)
+    pairs, sms = num_rows * num_heads, num_sms(q.device)
+    tiles = -(-pairs // _TILE)
     most = FIXED_PARTS if fixed_split else most_parts(num_streams * tiles, block_table.shape[1], sms)
     in_parts = fixed_split or most > 1
     if in_parts and max(num_streams, tiles) > _MAX_GRID:
         raise NotSupported("q", f"at most {_MAX_GRID} streams and tiles of a stream in parts", list(q.shape))
     partial, partial_lse = _workspace(q, num_streams * tiles * most if in_parts else _PARTIALS * sms)
     inputs = (
-        tensor_map(q.data_ptr(), (num_streams, num_rows * num_heads, width), (1, _TILE, 64)),
+        tensor_map(q.data_ptr(), (num_streams, pairs, width), (1, min(-(-pairs // 8) * 8, _TILE), 64)),
         tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (_TILE, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
