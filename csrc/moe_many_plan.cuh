@@ -1,6 +1,7 @@
 // csrc/moe_many_plan.cuh: moe_many_plan sorts the picks of many rows by expert and cuts each expert's into tiles.
-//   in   expert_ids [T,k] i32, an id outside 0..NUM_EXPERTS-1 is no expert
-//   out  order [T k], pick numbers by expert | tiles, their number before them
+//   in   expert_ids [T,k] i32, an id outside 0..NUM_EXPERTS-1 is no expert | x [T,D]
+//   out  order [T k], pick numbers by expert | tiles, their number and that of items taken before them | turned [T,D],
+//        x with the inputs of each group of 32 in the order in which the products take them
 //   A tile is at most 8 TILE_EIGHTS picks of one expert; an expert's tiles are about equally wide. The widest come
 //   first: blocks that take them in turns begin with large ones and end with small ones.
 //   test tests/kernels/test_moe_many_rows.py
@@ -9,22 +10,23 @@
 #include "fresh.cuh"
 
 struct alignas(16) Tile {
-  int expert, first, size, unused;  // picks order[first ..]
+  int expert, first, size;  // picks order[first ..]
+  int done;                 // counts what is there of their hidden rows
 };
 
-constexpr int PLAN_THREADS = 1024;
+constexpr int PLAN_THREADS = 1024, PLAN_PICKS = 2048;  // picks that a block sorts
 static_assert(NUM_EXPERTS <= PLAN_THREADS, "a thread an expert");
 
-// Calls take(pick, expert) for all picks that have an expert; all threads of the block.
+// Calls take(pick, expert) for the picks from `begin` on that have an expert; all threads of the block.
 template <typename Take>
-DEVICE void each_pick(const i32* expert_ids, int num_picks, Take take) {
+DEVICE void each_pick(const i32* expert_ids, int begin, int end, Take take) {
   constexpr int AT_ONCE = 8;
-  for (int base = threadIdx.x; base < num_picks; base += AT_ONCE * PLAN_THREADS) {
+  for (int base = begin + threadIdx.x; base < end; base += AT_ONCE * PLAN_THREADS) {
     u32 expert[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int pick = base + i * PLAN_THREADS;
-      expert[i] = pick < num_picks ? load_fresh(expert_ids + pick) : -1;
+      expert[i] = pick < end ? load_fresh(expert_ids + pick) : -1;
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
@@ -33,21 +35,57 @@ DEVICE void each_pick(const i32* expert_ids, int num_picks, Take take) {
   }
 }
 
-// One block. Which place a pick gets among those of its expert differs from run to run, and changes no result: it has
-// its own column of the products.
+// Where input i of a group of 32 stands. A lane t of a product has inputs 8t..8t+7, a word, whose widened pairs
+// (c, c + 4) stand at places 2t and 2t + 1 of the group's c-th eight.
+__host__ __device__ constexpr int turned_place(int i) { return i % 4 * 8 + i / 8 * 2 + i / 4 % 2; }
+
+// Turns a group of 32 inputs a thread.
+DEVICE void turn_rows(const Scalar* x, Scalar* turned, int block, int groups) {
+  const i64 at = static_cast<i64>(block) * PLAN_THREADS + threadIdx.x;
+  if (at >= groups) return;
+  Vec<Scalar, 8> in[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) in[t] = load_fresh(reinterpret_cast<const Vec<Scalar, 8>*>(x + at * GROUP) + t);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    Vec<Scalar, 8> out;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      out[2 * t] = in[t][c];
+      out[2 * t + 1] = in[t][c + 4];
+    }
+    store_vec(turned + at * GROUP + 8 * c, out);
+  }
+}
+
+// The first blocks sort, PLAN_PICKS each, and the others turn x. Which place a pick gets among those of its expert
+// differs from run to run, and changes no result: it has its own column of the products.
 extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
     const i32* expert_ids,  // [T, top_k]
     i32* order,             // [T * top_k]
-    Tile* tiles,            // the first one's `expert` is the number of tiles, which follow
-    int num_picks) {
-  __shared__ int picks[NUM_EXPERTS], next[NUM_EXPERTS], wide[TILE_EIGHTS + 1], warp_picks[PLAN_THREADS / WARP];
+    Tile* tiles,            // the first one's `expert` is the number of tiles, which follow; its `first` counts items
+    const Scalar* x,        // [T, MODEL_WIDTH]
+    Scalar* turned,         // the same
+    int num_picks, int groups) {
+  __shared__ int picks[NUM_EXPERTS];  // of each expert, of all blocks
+  __shared__ int next[NUM_EXPERTS];   // place of this block's next pick of an expert
+  __shared__ int wide[TILE_EIGHTS + 1], warp_picks[PLAN_THREADS / WARP];
   grid_dependency_wait();
   grid_dependency_launch();
+  const int plans = cdiv(num_picks, PLAN_PICKS), block = blockIdx.x;
+  if (block >= plans) {
+    turn_rows(x, turned, block - plans, groups);
+    return;
+  }
   const int e = threadIdx.x;
-  if (e < NUM_EXPERTS) picks[e] = 0;
+  if (e < NUM_EXPERTS) picks[e] = next[e] = 0;
   if (e <= TILE_EIGHTS) wide[e] = 0;
   __syncthreads();
-  each_pick(expert_ids, num_picks, [&](int, u32 expert) { atomicAdd(&picks[expert], 1); });
+  const int begin = block * PLAN_PICKS;
+  each_pick(expert_ids, 0, num_picks, [&](int pick, u32 expert) {
+    atomicAdd(&picks[expert], 1);
+    if (pick < begin) atomicAdd(&next[expert], 1);
+  });
   __syncthreads();
   const int own = e < NUM_EXPERTS ? picks[e] : 0;
   int through = own;  // picks of this expert and of those before it in the warp
@@ -62,7 +100,7 @@ extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
   __syncthreads();
   int first = through - own;
   for (int w = 0; w < warp_id(); ++w) first += warp_picks[w];
-  if (e < NUM_EXPERTS) next[e] = first;
+  if (e < NUM_EXPERTS) next[e] += first;
   if (e == 0) {
     int before = 0;
     for (int w = TILE_EIGHTS; w > 0; --w) {
@@ -70,13 +108,14 @@ extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
       wide[w] = before;
       before += here;
     }
-    tiles[0] = {before, 0, 0, 0};
+    if (block == 0) tiles[0] = {before, 0, 0, 0};
   }
   __syncthreads();
   const int at = count ? atomicAdd(&wide[width], count) : 0;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count && block == 0; ++i) {
     const int skip = i * width * 8;
     tiles[1 + at + i] = {e, first + skip, min(width * 8, own - skip), 0};
   }
-  each_pick(expert_ids, num_picks, [&](int pick, u32 expert) { order[atomicAdd(&next[expert], 1)] = pick; });
+  each_pick(expert_ids, begin, min(begin + PLAN_PICKS, num_picks),
+            [&](int pick, u32 expert) { order[atomicAdd(&next[expert], 1)] = pick; });
 }

@@ -1,31 +1,36 @@
-// csrc/moe_many_rows.cu: routed INT4 experts of many rows: weights are dequantised once a tile of an expert's picks.
+// csrc/moe_many_rows.cu: routed INT4 experts of many rows, by Hopper's warpgroup products of dequantised weights.
 //   in   x [T,D] | expert_ids [T,k] i32 (an id outside 0..E-1 is no expert) | weights [T,k] f32 | gate_up [E,2I,D],
 //        gate rows first, and down [E,D,I]: INT4 words i32 and scales | added [T,D] as x, or null
-//   out  out [T,D] | between the kernels: order and tiles of moe_many_plan.cuh, hidden [T k,I], parts [T k,D], as x
-//   math out[t] = added[t] + sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]
+//   out  out [T,D] | between the kernels: order, tiles and turned x of moe_many_plan.cuh, hidden [T k,I] turned,
+//        parts [T k,D], as x
+//   math out[t] = added[t] + sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; a
+//        weight is rounded to x's dtype after its scale, as checkpoints are loaded; sums in float32
 //   cost as moe_int4.cu: bound by bytes, from some 16 picks an expert on by 6 D I FLOP a pick
-//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_many_rows.py | sm_80 and up; sm_90 overlaps
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_many_rows.py | sm_90a
 //
-// Blocks take items of work in turns, an item being a tile of picks by a run of feature tiles; the copies run on from
-// item to item, STAGES - 1 slabs ahead. A warp has WARP_ROWS weight rows over all inputs and all picks of the tile:
-// every weight becomes a 16-bit integer in a register once, exactly, and meets up to TILE_EIGHTS mma.sync of 8 picks;
-// the scale of 32 inputs multiplies sums in float32. A row's sums run in one order whatever the other rows are.
-// Which inputs a fragment's register stands for is free as long as both sides agree: lane (g, t) has inputs 8t..8t+7 of
-// a group of 32, one word, or 16 bytes of x. Which matrix rows the fragments hold is free too: a lane has neighbouring
-// features, which it stores at once.
+// Items of work are a tile of picks of one expert by a run of feature tiles, first those of gate and up, then those of
+// down, which wait for the hidden rows of their tile. A block takes the next item when it has copied the one before.
+// COPIERS of its warps copy, STAGES slabs ahead, from item to item; the WORKERS have 16 weight rows each, over all
+// inputs. Their words become 16-bit integers in registers, exactly, and are multiplied by their scale: the A side of
+// wgmma. The tile's rows of x, in shared memory, are the B side, so that a warpgroup reads them once. A row's sums run
+// in one order whatever the other rows are.
+// Which input a place of K stands for is free as long as both sides agree: rows of x and of hidden are turned, so that
+// a lane finds what it needs of 32 inputs in one word (turned_place). Which matrix rows the fragments hold is free too:
+// gate and up of a feature meet in a lane, and stored features are neighbours.
 //
-// -D constants: DTYPE of x (1, 2) | SCALE_DTYPE | MODEL_WIDTH D | INNER_WIDTH I | NUM_EXPERTS E | TILE_EIGHTS eights of
-// picks in a tile | WARP_ROWS | WARPS of a block | SLAB_INPUTS at most in a stage | STAGES, in RING_BYTES of shared
-// memory | BLOCKS_PER_SM
+// -D constants: DTYPE of x and SCALE_DTYPE, the same (1, 2) | MODEL_WIDTH D | INNER_WIDTH I | NUM_EXPERTS E |
+// TILE_EIGHTS eights of picks in a tile | SLAB_INPUTS at most in a stage | STAGES, in RING_BYTES of shared memory
+#include "hopper.cuh"
 #include "int4_pairs.cuh"
 #include "mma.cuh"
 #include "moe_many_plan.cuh"
 
-constexpr int THREADS = WARPS * WARP;
-constexpr int TILE_PICKS = 8 * TILE_EIGHTS;  // N of an mma is 8
-constexpr int ROW_EIGHTS = WARP_ROWS / 8;    // a lane's weight rows: one of each eight
-constexpr int LEAST_SLABS = 8;               // of an item of work, where there are as many features
-using Scale = PackedScale;
+constexpr int WORKERS = 16, COPIERS = 4;  // warps
+constexpr int THREADS = (WORKERS + COPIERS) * WARP;
+constexpr int TILE_PICKS = 8 * TILE_EIGHTS, TILE_ROWS = 16 * WORKERS, COPIED_ROWS = TILE_ROWS / COPIERS;
+constexpr bool WIDE = TILE_EIGHTS > 3;  // by wgmma, which takes as long for 8 picks as for 32; else by mma.sync
+constexpr int LEAST_SLABS = 7;  // of an item of work, where there are as many features
+static_assert(SCALE_DTYPE == DTYPE, "a scale multiplies pairs of weights");
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
@@ -35,354 +40,435 @@ struct Stage {
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_;
   static constexpr int SLAB = power_of_two_divisor(K, SLAB_INPUTS), SLABS = K / SLAB, GROUPS = SLAB / GROUP;
-  static constexpr int TILE_ROWS = WARPS * WARP_ROWS;
-  static constexpr int WARP_FEATURES = GATED ? WARP_ROWS / 2 : WARP_ROWS, TILE_FEATURES = WARPS * WARP_FEATURES;
-  static constexpr int TILES = cdiv(FEATURES, TILE_FEATURES);
+  static constexpr int TILE_FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+  static constexpr int TILES = FEATURES / TILE_FEATURES;
   static constexpr int RUN = min_of(TILES, cdiv(LEAST_SLABS, SLABS)), RUNS = cdiv(TILES, RUN);
   static constexpr int MATRIX_ROWS = GATED ? 2 * FEATURES : FEATURES;
-  static constexpr int X_UNITS = SLAB * 2 / 16;  // of 16 bytes
-  static constexpr int X_AT = TILE_ROWS * GROUPS * 16, BYTES = X_AT + TILE_PICKS * X_UNITS * 16;
-  // Scales come for SPAN slabs at a time, where that makes a row's piece 16 bytes, and lie in a ring behind the stages.
-  static constexpr int SPAN = SLABS % 2 == 0 && GROUPS * sizeof(Scale) == 8 ? 2 : 1;
-  static constexpr int SCALE_BYTES = SPAN * GROUPS * sizeof(Scale);
-  static constexpr int SCALE_STAGES = cdiv(STAGES - 1, SPAN) + 1, SCALE_STAGE = TILE_ROWS * SCALE_BYTES;
-  static constexpr int SCALES_AT = STAGES * BYTES, ALL_BYTES = SCALES_AT + SCALE_STAGES * SCALE_STAGE;
-  static_assert(K % GROUP == 0, "inputs come in groups of 32");
-
-  // Row of the matrix that stands in row r of a tile; linear in the bits of r. Rows past the end repeat the last one.
-  static DEVICE int matrix_row(int tile, u32 r) {
-    const int warp = r / WARP_ROWS, eight = r / 8 % ROW_EIGHTS, g = r % 8;
-    const int inside = GATED ? g * (ROW_EIGHTS / 2) + eight / 2 : g * ROW_EIGHTS + eight;
-    const int feature = tile * TILE_FEATURES + warp * WARP_FEATURES + inside;
-    const int row = FEATURES % TILE_FEATURES ? min(feature, FEATURES - 1) : feature;
-    return GATED && eight % 2 ? FEATURES + row : row;
-  }
-
-  // Exclusive ors keep apart the banks that a warp reads at once: one word of eight rows, four units of two rows of x.
-  static DEVICE u32 place(u32 r, u32 unit) { return (r * GROUPS + (unit ^ r / (8 / GROUPS) % GROUPS)) * 16; }
-  static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
+  static constexpr int SCALE_BYTES = GROUPS * sizeof(Scalar);
+  // A row's words, then its scales; 16 bytes more than the words put what a warp reads of 8 rows into different banks.
+  static constexpr int PITCH = GROUPS * 16 + 16;
+  // Eight rows of x: a box of 64 inputs (hopper.cuh) after the other.
+  static constexpr int X_UNITS = SLAB * 2 / 16, EIGHT_BYTES = 8 * SLAB * 2;
+  static constexpr int WEIGHTS_AT = TILE_EIGHTS * EIGHT_BYTES, BYTES = WEIGHTS_AT + TILE_ROWS * PITCH;
+  static_assert(SLAB >= 128 && TILE_FEATURES % GROUP == 0 && FEATURES % TILE_FEATURES == 0, "see many_build");
+  static_assert(BYTES % 1024 == 0, "a stage begins where boxes may");
 };
 
 using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true>;
 using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false>;
 
+// The rows of a tile that lane group g of a worker has in rows g and g + 8 of its fragments. Those of one g and those
+// of one `half` lie in different banks.
+template <bool GATED>
+DEVICE u32 fragment_row(int worker, u32 g, u32 half) {
+  if (GATED) return half * (TILE_ROWS / 2) + 8 * worker + g / 2 + g % 2 * 4;  // gate, up; features t, t + 4 pair up
+  return 16 * worker + 4 * (g / 2) + 2 * (half ^ (g / 4)) + g % 2;
+}
+
 // ---- products ----------------------------------------------------------------------------------------------------
 
-DEVICE void load_if(uint4& v, u32 address, bool wanted) {
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-               : "r"(address), "r"(u32(wanted))
-               : "memory");
-}
+#define F8(d, i) F4(d, i), F4(d, i + 4)
+#define A4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// d = A B, and d += A B.
-DEVICE void multiply_first(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if DTYPE == 1
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#endif
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
-}
-DEVICE void multiply_next(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if DTYPE == 1
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#endif
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-using Totals = float[TILE_EIGHTS][ROW_EIGHTS / 2][4];  // 8 picks by 16 rows as an mma leaves them
-
-// Adds a slab's products of the warp's rows with the first 8 `eights` picks.
-template <typename S>
-DEVICE void multiply(Totals& total, const u8* stage, const u8* scale_stage, int eights) {
-  const int g = lane_id() / 4, t = lane_id() % 4, row = warp_id() * WARP_ROWS + g;
-  // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
-  const u32 words = S::place(row, 0) + 4 * t, x_units = S::place_x(g, t);
-  const u8* all_scales = scale_stage + row * S::SCALE_BYTES;
-  constexpr int AT_ONCE = min_of(2, S::GROUPS);  // groups whose scales are loaded together
-  struct alignas(AT_ONCE * sizeof(Scale)) Scales {
-    Scale of_group[AT_ONCE];
-  } scales[ROW_EIGHTS];
-#pragma unroll 2
-  for (int j = 0; j < S::GROUPS; ++j) {
-    if (j % AT_ONCE == 0) {
-#pragma unroll
-      for (int i = 0; i < ROW_EIGHTS; ++i) {
-        scales[i] = *reinterpret_cast<const Scales*>(all_scales + 8 * i * S::SCALE_BYTES + j * sizeof(Scale));
-      }
-    }
-    uint4 x[TILE_EIGHTS];
-#pragma unroll
-    for (int n = 0; n < TILE_EIGHTS; ++n) {
-      load_if(x[n], shared_address(stage) + ((j * 64) ^ x_units) + n * (8 * S::X_UNITS * 16), n < eights);
-    }
-    u32 a[ROW_EIGHTS][4];
-    float scale[ROW_EIGHTS];
-#pragma unroll
-    for (int i = 0; i < ROW_EIGHTS; ++i) {
-      widen<true>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::GROUPS * 16)));
-      const Scale s = scales[i].of_group[j % AT_ONCE];
-      scale[i] = to_float(s);
-    }
-#pragma unroll
-    for (int n = 0; n < TILE_EIGHTS; ++n) {
-      if (n >= eights) break;
-      const u32 b[4] = {__byte_perm(x[n].x, x[n].z, 0x5410), __byte_perm(x[n].x, x[n].z, 0x7632),
-                        __byte_perm(x[n].y, x[n].w, 0x5410), __byte_perm(x[n].y, x[n].w, 0x7632)};
-      float d[ROW_EIGHTS / 2][4];
-#pragma unroll
-      for (int m = 0; m < ROW_EIGHTS / 2; ++m) {
-        multiply_first(d[m], a[2 * m][0], a[2 * m + 1][0], a[2 * m][1], a[2 * m + 1][1], b[0], b[1]);
-      }
-#pragma unroll
-      for (int m = 0; m < ROW_EIGHTS / 2; ++m) {
-        multiply_next(d[m], a[2 * m][2], a[2 * m + 1][2], a[2 * m][3], a[2 * m + 1][3], b[2], b[3]);
-      }
-#pragma unroll
-      for (int m = 0; m < ROW_EIGHTS / 2; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[n][m][i] = fmaf(scale[2 * m + i / 2], d[m][i], total[n][m][i]);
-      }
-    }
+// d [64 x 8 EIGHTS] += A B, A in registers, B K-major in shared memory.
+template <int EIGHTS>
+DEVICE void product(float (&d)[4 * EIGHTS], const u32 (&a)[4], u64 b) {
+  static_assert(EIGHTS <= 4 || EIGHTS == 6 || EIGHTS == 8, "forms that are written here");
+  if constexpr (EIGHTS == 1) {
+    asm volatile(WGMMA("m64n8k16") "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;"
+                 : F4(d, 0) : A4(a), "l"(b));
+  } else if constexpr (EIGHTS == 2) {
+    asm volatile(WGMMA("m64n16k16") "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+                 : F8(d, 0) : A4(a), "l"(b));
+  } else if constexpr (EIGHTS == 3) {
+    asm volatile(WGMMA("m64n24k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, %16, 1, 1, 1, 0;"
+                 : F8(d, 0), F4(d, 8) : A4(a), "l"(b));
+  } else if constexpr (EIGHTS == 4) {
+    asm volatile(WGMMA("m64n32k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "{%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+                 : F8(d, 0), F8(d, 8) : A4(a), "l"(b));
+  } else if constexpr (EIGHTS == 6) {
+    asm volatile(WGMMA("m64n48k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+                 "%21,%22,%23}, {%24,%25,%26,%27}, %28, 1, 1, 1, 0;"
+                 : F8(d, 0), F8(d, 8), F8(d, 16) : A4(a), "l"(b));
+  } else {
+    asm volatile(WGMMA("m64n64k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+                 "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+                 : F32(d, 0) : A4(a), "l"(b));
   }
 }
 
-// ---- the walk over a block's items -------------------------------------------------------------------------------
+// Waits until at most PENDING groups of products are under way.
+template <int PENDING, int COUNT>
+DEVICE void products_wait(float (&d)[COUNT]) {
+  wgmma_wait<PENDING>();
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+}
 
-struct Item {  // a tile of picks by a run of feature tiles, in shared memory
-  int pick[TILE_PICKS];
-  int size, first_tile, end_tile;
+// What a worker's lane knows of a stage: offsets of its two rows of weights, and of its row of x, one of 8, and
+// chunk, for groups of even and of odd numbers.
+template <typename S>
+struct Lane {
+  u32 words[2], x[2];
+
+  DEVICE Lane() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 row = fragment_row<S::GATED>(warp_id(), lane_id() / 4, h);
+      words[h] = S::WEIGHTS_AT + row * S::PITCH;
+      x[h] = lane_id() % 8 * 128 + ((h * 4 + lane_id() / 8) ^ lane_id() % 8) * 16;
+    }
+  }
 };
 
-// Where the copies of a block stand: STAGES - 1 slabs before the products.
+DEVICE u32 multiply_pair(u32 a, u32 b) {
+  u32 d;
+#if DTYPE == 1
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#else
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#endif
+  return d;
+}
+
+// The lower or the upper value of a pair, twice.
+DEVICE u32 twice(u32 pair, int upper) {
+  u32 d;
+  if (upper) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(pair));
+  else asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(pair));
+  return d;
+}
+
+// Adds a slab's products of the worker's rows with the first 8 EIGHTS picks: total[4 n + ..] as they leave them.
+template <typename S, int EIGHTS>
+DEVICE void multiply(float (&total)[4 * EIGHTS], const u8* stage, const Lane<S>& lane) {
+  constexpr int AT_ONCE = 4;  // groups whose scales are loaded together
+  uint2 scales[2];
+  u32 a[2][2][4], words[2];
+  const auto load_words = [&](int j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      words[h] = *reinterpret_cast<const u32*>(stage + lane.words[h] + lane_id() % 4 * 4 + j * 16);
+    }
+  };
+  load_words(0);
+#pragma unroll
+  for (int j = 0; j < S::GROUPS; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u8* its = stage + lane.words[h] + S::GROUPS * 16 + j * sizeof(Scalar);
+      if (j % AT_ONCE == 0) scales[h] = *reinterpret_cast<const uint2*>(its);
+      const u32 scale = twice(j % AT_ONCE < 2 ? scales[h].x : scales[h].y, j % 2);
+      u32 pairs[4];
+      widen<true>(pairs, words[h]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[j % 2][i / 2][i % 2 * 2 + h] = multiply_pair(pairs[i], scale);
+    }
+    if (j + 1 < S::GROUPS) load_words(j + 1);
+    if constexpr (WIDE) {
+      const u64 b = descriptor(shared_address(stage) >> 4, 16, S::EIGHT_BYTES) + j / 2 * (1024 / 16) + j % 2 * 4;
+      wgmma_fence();
+      product<EIGHTS>(total, a[j % 2][0], b);
+      product<EIGHTS>(total, a[j % 2][1], b + 2);
+      wgmma_commit();
+      if (j + 1 < S::GROUPS) products_wait<1>(total);  // of the group before: its registers are next
+      else products_wait<0>(total);
+    } else {
+      const auto multiply_eight = [&](int n) {
+        u32 b[4];
+        load_matrices(b, shared_address(stage) + lane.x[j % 2] + n * S::EIGHT_BYTES + j / 2 * 1024);
+        float(&sums)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * n]);
+        multiply_add<Scalar>(sums, a[j % 2][0], b[0], b[1]);
+        multiply_add<Scalar>(sums, a[j % 2][1], b[2], b[3]);
+      };
+      multiply_eight(0);  // a loop of one turn would take the outer one's unrolling with it
+#pragma unroll
+      for (int n = 1; n < EIGHTS; ++n) multiply_eight(n);
+    }
+  }
+}
+
+// ---- what the warps of a block share ------------------------------------------------------------------------------
+
+constexpr int STAGE_BYTES = UpStage::BYTES > DownStage::BYTES ? UpStage::BYTES : DownStage::BYTES;
+static_assert(STAGES >= 2 && STAGES * STAGE_BYTES <= RING_BYTES, "dynamic shared memory of the launch");
+constexpr int TICKETS = 16;  // a copier is never so many items ahead of anybody
+
+// An item of work: a tile of picks by a run of feature tiles, of gate and up or of down.
+struct Item {
+  int tile, expert, size, run;
+  bool up;
+  int pick[TILE_PICKS], row[TILE_PICKS];  // row of x or of hidden
+};
+
+struct Shared {  // behind the stages
+  u64 full[STAGES], empty[STAGES];  // of a stage: counts the copiers' lanes, the workers
+  u64 taken[TICKETS];
+  Item items[TICKETS];
+};
+
+// A place that goes round a ring, and the parity of its barrier's phase.
+template <int SIZE>
+struct Turning {
+  int at = 0;
+  u32 parity = 0;
+  DEVICE void turn() {
+    if (++at < SIZE) return;
+    at = 0;
+    parity ^= 1;
+  }
+};
+
+struct Work {
+  u8* memory;
+  Shared* shared;
+  Turning<STAGES> stage = {};
+  Turning<TICKETS> place = {};
+
+  DEVICE u32 full() const { return shared_address(&shared->full[stage.at]); }
+  DEVICE u32 empty() const { return shared_address(&shared->empty[stage.at]); }
+  DEVICE u8* slab() const { return memory + stage.at * STAGE_BYTES; }
+
+  // Waits for the block's next item, whose size is 0 when there is none.
+  DEVICE const Item& next() {
+    barrier_wait(shared_address(&shared->taken[place.at]), place.parity);
+    const Item& item = shared->items[place.at];
+    place.turn();
+    return item;
+  }
+};
+
+// Takes the block's next item; one warp. All items of gate and up come before those of down, so whoever waits for one
+// of these waits for a block that has it.
+struct Taker {
+  Tile* tiles;  // the number of tiles and of items taken, then the tiles
+  const i32* order;
+  int top_k, num_tiles;
+  Turning<TICKETS> place = {};
+
+  DEVICE void take(Shared* shared) {
+    Item& item = shared->items[place.at];
+    int ticket = 0;
+    if (lane_id() == 0) ticket = atomicAdd(&tiles->first, 1);
+    ticket = __shfl_sync(FULL_MASK, ticket, 0);
+    const bool up = ticket < num_tiles * UpStage::RUNS;
+    if (!up) ticket -= num_tiles * UpStage::RUNS;
+    const int runs = up ? UpStage::RUNS : DownStage::RUNS, tile = ticket / runs;
+    const Tile picks = tile < num_tiles ? load_fresh(tiles + 1 + tile) : Tile{};
+    for (int n = lane_id(); n < picks.size; n += WARP) {
+      const int pick = load_fresh(order + picks.first + n);
+      item.pick[n] = pick;
+      item.row[n] = up ? pick / top_k : pick;
+    }
+    if (lane_id() == 0) {
+      item.tile = tile;
+      item.expert = picks.expert;
+      item.size = picks.size;
+      item.run = ticket % runs;
+      item.up = up;
+    }
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(shared_address(&shared->taken[place.at]));
+    place.turn();
+  }
+};
+
+DEVICE int load_acquire(const int* p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void add_release(int* p) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(p) : "memory"); }
+
+// ---- copiers ------------------------------------------------------------------------------------------------------
+
+// Copies an item's slabs: a copier has its share of a tile's weight rows, and every COPIERS-th row of x.
 template <typename S>
-struct Stream {
-  static constexpr int ROW_STEP = THREADS / S::GROUPS, COPIES = S::TILE_ROWS / ROW_STEP;
-  static constexpr int SCALE_COPIES = S::TILE_ROWS / THREADS;
-  static constexpr int X_STEP = THREADS / S::X_UNITS, X_COPIES = cdiv(TILE_PICKS, X_STEP);
-  static constexpr i64 ROW_BYTES = S::K / 2, SCALE_ROW = S::K / GROUP * sizeof(Scale);
-  static_assert(S::TILE_ROWS % THREADS == 0 && ROW_STEP % 8 == 0, "see matrix_row");
+struct Copier {
+  static constexpr int AT_ONCE = WARP / S::GROUPS, COPIES = COPIED_ROWS / AT_ONCE;  // rows of a warp's copy
+  static constexpr i64 ROW_BYTES = S::K / 2, SCALE_ROW = S::K / GROUP * sizeof(Scalar);
 
   const Scalar* x;
-  const u8 *all_weights, *all_scales;  // [E] matrices
-  const Tile* tiles;
-  const i32* order;
-  Item* items;
-  u8* ring;
-  int per_row;     // picks of a row of x
-  int item, end;   // of all items; this block takes every gridDim.x-th
-  Tile coming;     // of `item`
-  const u8 *weights, *scales;
-  const Scalar* rows[X_COPIES];  // null: nothing to copy
-  int tile = 0, last_tile = 0, slab = 0, slot = 0, scale_slot = 0, list = 0;
+  const Item& item;
 
-  DEVICE void start(int num_tiles) {
-    item = blockIdx.x;
-    end = num_tiles * S::RUNS;
-    fetch();
-  }
+  static DEVICE int copier() { return warp_id() - WORKERS; }
 
-  // All threads of the block: copies of the next slab's weights, or rows of x, or both.
-  template <bool WEIGHTS, bool ROWS>
-  DEVICE void next() {
-    if (item < end) {
-      if (slab == 0) {
-        if (tile == last_tile) take_item();
-        find_weights();
-      }
-      u8* stage = ring + slot * S::BYTES;
-      if (WEIGHTS) copy_weights(stage);
-#pragma unroll
-      for (int i = 0; i < X_COPIES; ++i) {
-        if (!ROWS || !rows[i]) continue;
-        copy_async(shared_address(stage + S::place_x(x_row(i), x_unit())), rows[i] + slab * S::SLAB);
-      }
-      ++slab;
-      if (slab % S::SPAN == 0) scale_slot = scale_slot + 1 == S::SCALE_STAGES ? 0 : scale_slot + 1;
-      if (slab == S::SLABS) {
-        slab = 0;
-        if (++tile == last_tile) {
-          item += gridDim.x;
-          fetch();
-        }
+  DEVICE void copy(Work& work, const u8* all_weights, const u8* all_scales) const {
+    const int run = item.run, last_tile = min((run + 1) * S::RUN, S::TILES);
+#pragma unroll 1
+    for (int tile = run * S::RUN; tile < last_tile; ++tile) {
+      const int own = copier() * COPIED_ROWS;  // row of the tile
+      const int in_matrix = tile * S::TILE_FEATURES +
+                            (S::GATED ? own / S::TILE_FEATURES * S::FEATURES + own % S::TILE_FEATURES : own);
+      const i64 first = static_cast<i64>(item.expert) * S::MATRIX_ROWS + in_matrix;
+      const u8* weights = all_weights + (first + lane_id() / S::GROUPS) * ROW_BYTES + lane_id() % S::GROUPS * 16;
+      const u8* scales = all_scales + (first + lane_id()) * SCALE_ROW;
+#pragma unroll 1
+      for (int slab = 0; slab < S::SLABS; ++slab) {
+        barrier_wait(work.empty(), work.stage.parity ^ 1);
+        copy_weights(work.slab(), weights + slab * (S::GROUPS * 16), scales + slab * S::SCALE_BYTES);
+        copy_rows(work.slab(), slab);
+        copy_async_arrive(work.full());
+        work.stage.turn();
       }
     }
-    copy_async_commit();
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
 
  private:
-  static DEVICE int x_row(int i) { return threadIdx.x / S::X_UNITS + i * X_STEP; }
-  static DEVICE int x_unit() { return threadIdx.x % S::X_UNITS; }
-
-  DEVICE void fetch() {
-    if (item < end) coming = load_fresh(tiles + item / S::RUNS);
-  }
-
-  DEVICE void take_item() {
-    Item& now = items[list];
-    list = list + 1 == STAGES ? 0 : list + 1;
-    tile = item % S::RUNS * S::RUN;
-    last_tile = min(tile + S::RUN, S::TILES);
-    if (threadIdx.x == 0) {
-      now.size = coming.size;
-      now.first_tile = tile;
-      now.end_tile = last_tile;
-    }
-#pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) {
-      rows[i] = nullptr;
-      if (x_row(i) < coming.size) {
-        const int pick = load_fresh(order + coming.first + x_row(i));
-        rows[i] = x + static_cast<i64>(pick / per_row) * S::K + x_unit() * 8;
-        if (x_unit() == 0) now.pick[x_row(i)] = pick;
-      }
-    }
-  }
-
-  DEVICE void find_weights() {
-    const i64 first_row = static_cast<i64>(coming.expert) * S::MATRIX_ROWS;
-    weights = all_weights + (first_row + S::matrix_row(tile, threadIdx.x / S::GROUPS)) * ROW_BYTES +
-              threadIdx.x % S::GROUPS * 16;
-    scales = all_scales + (first_row + S::matrix_row(tile, threadIdx.x)) * SCALE_ROW;
-  }
-
-  // Rows r + i ROW_STEP of a tile lie as far behind row r in the matrix as row i ROW_STEP behind row 0.
-  DEVICE i64 further(u32 r, u32 step) const {
-    if constexpr (S::FEATURES % S::TILE_FEATURES == 0) return S::matrix_row(0, step);
-    return S::matrix_row(tile, r + step) - S::matrix_row(tile, r);
-  }
-
-  DEVICE void copy_weights(u8* stage) const {
-    const u32 r = threadIdx.x / S::GROUPS, unit = threadIdx.x % S::GROUPS;
+  DEVICE void copy_weights(u8* stage, const u8* weights, const u8* scales) const {
+    u8* own = stage + S::WEIGHTS_AT + copier() * COPIED_ROWS * S::PITCH;
+    u8* to = own + lane_id() / S::GROUPS * S::PITCH + lane_id() % S::GROUPS * 16;
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
-      copy_async(shared_address(stage + S::place(r + i * ROW_STEP, unit)),
-                 weights + slab * (S::GROUPS * 16) + further(r, i * ROW_STEP) * ROW_BYTES);
+      copy_async(shared_address(to + i * AT_ONCE * S::PITCH), weights + i * AT_ONCE * ROW_BYTES);
     }
-    if (slab % S::SPAN) return;
-    u8* to = ring + S::SCALES_AT + scale_slot * S::SCALE_STAGE + threadIdx.x * S::SCALE_BYTES;
-    const u8* from = scales + slab / S::SPAN * S::SCALE_BYTES;
+    to = own + lane_id() * S::PITCH + S::GROUPS * 16;
 #pragma unroll
-    for (int i = 0; i < SCALE_COPIES; ++i) {
-      u8* piece = to + i * THREADS * S::SCALE_BYTES;
-      const u8* its = from + further(threadIdx.x, i * THREADS) * SCALE_ROW;
-      if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), its);
-      else copy_less<S::SCALE_BYTES>(piece, its);
+    for (int i = 0; i < COPIED_ROWS / WARP; ++i) {
+      u8* piece = to + i * WARP * S::PITCH;
+      if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), scales + i * WARP * SCALE_ROW);
+      else copy_less<S::SCALE_BYTES>(piece, scales + i * WARP * SCALE_ROW);
+    }
+  }
+
+  // Rows past the last pick are not copied: what they hold reaches only columns that nobody reads.
+  DEVICE void copy_rows(u8* stage, int slab) const {
+    const u32 to = shared_address(stage) + lane_id() / 8 * 1024;
+    const Scalar* from = x + slab * S::SLAB + lane_id() * 8;
+#pragma unroll
+    for (int i = 0; i < TILE_PICKS / COPIERS; ++i) {
+      const int n = i * COPIERS + copier();
+      if (n >= item.size) break;
+      if (lane_id() >= S::X_UNITS) continue;
+      const i64 its = item.row[n];
+      copy_async(to + n / 8 * S::EIGHT_BYTES + n % 8 * 128 + (lane_id() % 8 ^ n % 8) * 16, from + its * S::K);
     }
   }
 };
 
-// Runs this block's items; ready() returns when x may be read. store(pick, first feature, sums, column) takes a lane's
-// neighbouring features.
-template <typename S, typename Ready, typename Store>
-DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Tile* tiles, const i32* order,
-                int per_row, Ready ready, Store store) {
-  static_assert(STAGES >= 2 && S::ALL_BYTES <= RING_BYTES, "dynamic shared memory of the launch");
-  extern __shared__ __align__(128) u8 ring[];
-  __shared__ Item items[STAGES];
-  const int num_tiles = load_fresh(&tiles->expert);
-  Stream<S> stream{x, static_cast<const u8*>(weights), static_cast<const u8*>(scales), tiles + 1, order, items, ring,
-                   per_row};
-  stream.start(num_tiles);
-  auto early = stream;
+// ---- workers ------------------------------------------------------------------------------------------------------
+
+// Multiplies an item of EIGHTS eights of picks: store(pick, first feature, sums of an eight) is called by all lanes,
+// with the pick of lane group g, or -1.
+template <typename S, int EIGHTS, typename Store>
+DEVICE void run_item(Work& work, const Item& item, const Lane<S>& lane, Store store) {
+  const int run = item.run, last_tile = min((run + 1) * S::RUN, S::TILES);
 #pragma unroll 1
-  for (int i = 0; i < STAGES - 1; ++i) early.template next<true, false>();
-  ready();
+  for (int tile = run * S::RUN; tile < last_tile; ++tile) {
+    float total[4 * EIGHTS] = {};
 #pragma unroll 1
-  for (int i = 0; i < STAGES - 1; ++i) stream.template next<false, true>();
-  int slot = 0, scale_slot = 0, list = 0;
-#pragma unroll 1
-  for (int left = blockIdx.x; left < num_tiles * S::RUNS; left += gridDim.x) {
-    int tile = 0, end_tile = 1, eights = 0;
-#pragma unroll 1
-    for (bool first = true; tile < end_tile; ++tile) {
-      Totals total = {};
-#pragma unroll 1
-      for (int slab = 0; slab < S::SLABS; ++slab) {
-        copy_async_wait<STAGES - 2>();
-        // This slab has come for all threads, and all have done with the one before: its place is next.
-        __syncthreads();
-        stream.template next<true, true>();
-        if (first) {
-          first = false;
-          tile = items[list].first_tile;
-          end_tile = items[list].end_tile;
-          eights = cdiv(items[list].size, 8);
-        }
-        const u8* scale_stage = ring + S::SCALES_AT + scale_slot * S::SCALE_STAGE;
-        multiply<S>(total, ring + slot * S::BYTES, scale_stage + slab % S::SPAN * (S::SCALE_BYTES / S::SPAN), eights);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        if (slab % S::SPAN == S::SPAN - 1) scale_slot = scale_slot + 1 == S::SCALE_STAGES ? 0 : scale_slot + 1;
-      }
-      const int g = lane_id() / 4, t = lane_id() % 4;
-      const int feature = tile * S::TILE_FEATURES + warp_id() * S::WARP_FEATURES + g * (S::WARP_FEATURES / 8);
-      if (feature < S::FEATURES) {
-#pragma unroll
-        for (int n = 0; n < TILE_EIGHTS; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int column = 8 * n + 2 * t + c;
-            if (column < items[list].size) store(items[list].pick[column], feature, total[n], c);
-          }
-        }
-      }
+    for (int slab = 0; slab < S::SLABS; ++slab) {
+      barrier_wait(work.full(), work.stage.parity);
+      if (WIDE) async_proxy_fence();  // x was copied by ordinary means
+      multiply<S, EIGHTS>(total, work.slab(), lane);
+      __syncwarp();
+      if (lane_id() == 0) barrier_arrive(work.empty());
+      work.stage.turn();
     }
-    list = list + 1 == STAGES ? 0 : list + 1;
+#pragma unroll
+    for (int n = 0; n < EIGHTS; ++n) {
+      const float(&sums)[4] = *reinterpret_cast<const float(*)[4]>(&total[4 * n]);
+      const int i = 8 * n + lane_id() / 4;
+      store(i < item.size ? item.pick[i] : -1, tile * S::TILE_FEATURES, sums);
+    }
   }
-  copy_async_wait<0>();
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_many_gate_up(
-    const Scalar* x,                         // [T, MODEL_WIDTH]
-    const Tile* tiles,                       // of moe_many_plan
+template <typename S, int EIGHTS = 1, typename Store>
+DEVICE void run_eights(Work& work, const Item& item, const Lane<S>& lane, Store store) {
+  constexpr int MORE = EIGHTS < 4 ? EIGHTS + 1 : EIGHTS + 2;
+  if (EIGHTS == TILE_EIGHTS || item.size <= 8 * EIGHTS) {
+    run_item<S, EIGHTS>(work, item, lane, store);
+  } else if constexpr (EIGHTS < TILE_EIGHTS) {
+    run_eights<S, MORE>(work, item, lane, store);
+  }
+}
+
+// Rows g, columns 2t and 2t + 1 of 8 x 8 values in, row 2t and 2t + 1, column g out.
+DEVICE u32 transposed(u32 pair) {
+  u32 turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
+    const Scalar* turned,                    // [T, MODEL_WIDTH], of moe_many_plan
+    Tile* tiles,                             // likewise
     const i32* order,                        // likewise
-    const void* __restrict__ gate_up,        // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH]
-    const void* __restrict__ gate_up_scale,  // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH / 32]
-    Scalar* hidden,                          // [T * top_k, INNER_WIDTH]
+    const u8* __restrict__ gate_up,          // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH]
+    const u8* __restrict__ gate_up_scale,    // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH / 32]
+    const u8* __restrict__ down,             // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH]
+    const u8* __restrict__ down_scale,       // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH / 32]
+    Scalar* hidden,                          // [T * top_k, INNER_WIDTH], turned
+    Scalar* parts,                           // [T * top_k, MODEL_WIDTH]
     int top_k) {
-  constexpr int COUNT = ROW_EIGHTS / 2;
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared* shared = reinterpret_cast<Shared*>(memory + RING_BYTES);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(shared_address(&shared->full[i]), COPIERS * WARP);
+      barrier_init(shared_address(&shared->empty[i]), WORKERS);
+    }
+    for (int i = 0; i < TICKETS; ++i) barrier_init(shared_address(&shared->taken[i]), 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
   grid_dependency_wait();
   grid_dependency_launch();
-  run<UpStage>(x, gate_up, gate_up_scale, tiles, order, top_k, [] {},
-               [&](int pick, int feature, const float(&total)[COUNT][4], int c) {
-                 Vec<Scalar, COUNT> values;
+  Work work{memory, shared};
+  if (warp_id() >= WORKERS) {
+    Taker taker{tiles, order, top_k, load_fresh(&tiles->expert)};
+    const bool takes = warp_id() == WORKERS;
+    if (takes) taker.take(shared);
+    while (true) {
+      const Item& item = work.next();
+      if (item.size == 0) break;
+      if (takes) taker.take(shared);
+      if (item.up) {
+        Copier<UpStage>{turned, item}.copy(work, gate_up, gate_up_scale);
+      } else {
+        while (load_acquire(&tiles[1 + item.tile].done) < UpStage::RUNS * WORKERS) {}
+        Copier<DownStage>{hidden, item}.copy(work, down, down_scale);
+      }
+    }
+    copy_async_wait_all();
+    return;
+  }
+  const auto store_hidden = [&](int pick, int tile_feature, const float(&sums)[4]) {
+    const auto activate = [&](int i) {
+      const float gate = sums[i] * INT4_VALUE, up = sums[2 + i] * INT4_VALUE;
+      return __fdividef(gate, 1.0f + expf(-gate)) * up;
+    };
+    const u32 pair = transposed(pack_pair<Scalar>(activate(0), activate(1)));
+    if (pick < 0) return;
+    const int first = tile_feature + warp_id() * 8, t = lane_id() % 4;  // features first + t and t + 4
+    Scalar* to = hidden + static_cast<i64>(pick) * INNER_WIDTH + first / GROUP * GROUP;
+    *reinterpret_cast<u32*>(to + turned_place(first % GROUP + t)) = pair;
+  };
+  const auto store_part = [&](int pick, int tile_feature, const float(&sums)[4]) {
+    u32 pairs[2];
 #pragma unroll
-                 for (int m = 0; m < COUNT; ++m) {
-                   const float gate = total[m][c] * INT4_VALUE, up = total[m][2 + c] * INT4_VALUE;
-                   values[m] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
-                 }
-                 store_vec(hidden + static_cast<i64>(pick) * INNER_WIDTH + feature, values);
-               });
-}
-
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_many_down(
-    const Scalar* hidden,                 // [T * top_k, INNER_WIDTH], may still be written when this kernel starts
-    const Tile* tiles,                    // of moe_many_plan, which ended before the first block of moe_many_gate_up
-    const i32* order,                     // let this kernel start
-    const void* __restrict__ down,        // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH]
-    const void* __restrict__ down_scale,  // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH / 32]
-    Scalar* parts) {                      // [T * top_k, MODEL_WIDTH]
-  run<DownStage>(hidden, down, down_scale, tiles, order, 1,
-                 [] {
-                   grid_dependency_wait();
-                   grid_dependency_launch();
-                 },
-                 [&](int pick, int feature, const float(&total)[ROW_EIGHTS / 2][4], int c) {
-                   Vec<Scalar, ROW_EIGHTS> values;
-#pragma unroll
-                   for (int i = 0; i < ROW_EIGHTS; ++i) {
-                     values[i] = from_float<Scalar>(total[i / 2][i % 2 * 2 + c] * INT4_VALUE);
-                   }
-                   store_vec(parts + static_cast<i64>(pick) * MODEL_WIDTH + feature, values);
-                 });
+    for (int h = 0; h < 2; ++h) {
+      pairs[h] = transposed(pack_pair<Scalar>(sums[2 * h] * INT4_VALUE, sums[2 * h + 1] * INT4_VALUE));
+    }
+    if (pick < 0) return;
+    const int t = lane_id() % 4;  // has features 4t..4t+3; from t = 2 on the upper two came first
+    const uint2 four = t < 2 ? uint2{pairs[0], pairs[1]} : uint2{pairs[1], pairs[0]};
+    const int feature = tile_feature + warp_id() * 16 + 4 * t;
+    *reinterpret_cast<uint2*>(parts + static_cast<i64>(pick) * MODEL_WIDTH + feature) = four;
+  };
+  while (true) {
+    const Item& item = work.next();
+    if (item.size == 0) break;
+    if (item.up) {
+      run_eights<UpStage>(work, item, Lane<UpStage>(), store_hidden);
+      __syncwarp();
+      if (lane_id() == 0) add_release(&tiles[1 + item.tile].done);
+    } else {
+      run_eights<DownStage>(work, item, Lane<DownStage>(), store_part);
+    }
+  }
 }
 
 // A block adds up 8 * SUM_THREADS features of one row.

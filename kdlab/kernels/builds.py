@@ -19,8 +19,9 @@ def all_builds() -> tuple[Build, ...]:
 
 def matrix_instruction(build: Build) -> str | None:
     """Return the tensor-core instruction that the machine code of a build must hold, None where it needs none."""
-    stem, in_float32 = build.file.removesuffix(".cu"), dict(build.defines).get("DTYPE") == 0
-    if "wgmma" in stem:
+    stem, constants = build.file.removesuffix(".cu"), dict(build.defines)
+    in_float32, wide = constants.get("DTYPE") == 0, int(constants.get("TILE_EIGHTS", 0)) > 3
+    if "wgmma" in stem or wide:
         return "HGMMA"
     if "mma" in stem or stem in ("draft_attention", "skinny_linear"):
         return "HMMA"

@@ -18,8 +18,9 @@ FEW_ROWS, _FEW_PICKS, _FEW_SHARES = 4, 8, 8  # most rows and k of moe_few_rows.c
 _FEW_SLOTS = {"UP": 2, "DOWN": 2}  # units of work whose weights a warp holds
 _FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all multiprocessors
 _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
-_MANY_WARP_ROWS, _MANY_WARPS, _MANY_SLAB, _MANY_STAGES = 64, 4, 128, 3  # of moe_many_rows.cu
-MANY_THREADS = 32 * _MANY_WARPS
+_MANY_TILE_ROWS, _MANY_SLAB, _MANY_RING_BYTES = 256, 256, 225_000  # of moe_many_rows.cu
+_MANY_TICKETS = 16
+MANY_THREADS = 640
 MANY_ROWS, WIDE_ROWS = 217, 1153
 """From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
 k = 8 of 384 experts, the lines through measured times of the paths (65 and 128 rows; 128 and 264) meet at about 217
@@ -57,8 +58,10 @@ def moe_path(
         few = few_build(dtype, scale, *shape, shared)
         if few is not None and arch in few.archs:
             return "few", few
-    if num_rows >= MANY_ROWS and scale is not None and dtype in MMA_DTYPES:
-        return "many", many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
+    if num_rows >= MANY_ROWS and scale is not None and arch in jit.HOPPER:
+        many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
+        if many is not None:
+            return "many", many
     return "rows", rows_build(dtype, scale, *shape, shared)
 
 
@@ -195,33 +198,31 @@ def few_build(
 @functools.lru_cache(maxsize=32)
 def many_build(
     dtype: torch.dtype, scale: torch.dtype, width: int, inner: int, num_experts: int, *, wide: bool
-) -> jit.Build:
-    """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of a dtype.
+) -> jit.Build | None:
+    """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of the same; None for others.
 
-    Wide tiles are for many picks an expert; narrow ones leave registers for a third block. Results have equal bits.
+    Wide tiles are for many picks an expert; their products run by other instructions, so that bits differ.
     """
-    eights, blocks = (6, 2) if wide else (3, 3)
-    ring = max(_many_ring_bytes(scale, inputs, eights) for inputs in (width, inner))
+    eights = 6 if wide else 3
+    if dtype not in MMA_DTYPES or scale != dtype or width % _MANY_TILE_ROWS or inner % (_MANY_TILE_ROWS // 2):
+        return None
+    slab = max(_many_slab_bytes(inputs, eights) for inputs in (width, inner))
+    stages = _MANY_RING_BYTES // slab
     defines = _constants(dtype, scale, width, inner, num_experts) | {
         "TILE_EIGHTS": eights,
-        "WARP_ROWS": _MANY_WARP_ROWS,
-        "WARPS": _MANY_WARPS,
         "SLAB_INPUTS": _MANY_SLAB,
-        "STAGES": _MANY_STAGES,
-        "RING_BYTES": ring,
-        "BLOCKS_PER_SM": blocks,
+        "STAGES": stages,
+        "RING_BYTES": stages * slab,
     }
-    dynamic = (("moe_many_plan", 0), ("moe_many_gate_up", ring), ("moe_many_down", ring), ("moe_many_sum", 0))
-    return jit.Build("moe_many_rows.cu", tuple(defines.items()), shared_bytes=dynamic)
+    shared = stages * (slab + 16) + _MANY_TICKETS * (28 + 64 * eights)  # and barriers, and items taken
+    dynamic = (("moe_many_plan", 0), ("moe_many_experts", shared), ("moe_many_sum", 0))
+    return jit.Build("moe_many_rows.cu", tuple(defines.items()), jit.HOPPER, dynamic)
 
 
-def _many_ring_bytes(scale: torch.dtype, inputs: int, eights: int) -> int:
-    """Return the bytes of all stages, and of the scales behind them, in moe_many_rows.cu, which asserts the sum."""
-    slab, rows = math.gcd(inputs, _MANY_SLAB), _MANY_WARPS * _MANY_WARP_ROWS
-    scale_bytes = slab // INT4_GROUP * scale.itemsize
-    span = 2 if inputs // slab % 2 == 0 and scale_bytes == 8 else 1
-    scale_stages = -(-(_MANY_STAGES - 1) // span) + 1
-    return _MANY_STAGES * (rows * slab // 2 + 8 * eights * slab * 2) + scale_stages * rows * span * scale_bytes
+def _many_slab_bytes(inputs: int, eights: int) -> int:
+    """Return the bytes of `Stage` in moe_many_rows.cu: rows of x, weights and scales."""
+    slab = math.gcd(inputs, _MANY_SLAB)
+    return 8 * eights * slab * 2 + _MANY_TILE_ROWS * (slab // 2 + 16)
 
 
 def most_tiles(num_picks: int, num_experts: int, tile_picks: int) -> int:
@@ -252,9 +253,10 @@ BUILDS = tuple(
 _FEW = few_build(torch.bfloat16, torch.bfloat16, _K26[0], 256, _K26[1], 256)
 BUILDS += () if _FEW is None else (_FEW,)
 # One rank of 8 with a slice of each expert, or with whole experts; and the widest stage.
-BUILDS += tuple(
+_MANY = [
     many_build(torch.bfloat16, torch.bfloat16, _K26[0], *held, wide=wide)
     for held in ((256, 384), (2048, 48))
     for wide in (False, True)
-)
-BUILDS += (many_build(torch.float16, torch.float32, _K26[0], 2048, 384, wide=True),)
+]
+_MANY.append(many_build(torch.float16, torch.float16, _K26[0], 2048, 384, wide=True))
+BUILDS += tuple(build for build in _MANY if build is not None)

@@ -37,8 +37,9 @@ def moe_int4(
     """Run each row through its k experts (SwiGLU), and the shared one if given, and add the weighted results.
 
     A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are, as other
-    kernels, with sums in another order, run (`moe_builds.moe_path`) up to FEW_ROWS rows of narrow INT4 experts and from
-    MANY_ROWS rows on, where the shared expert is `skinny_linear`'s. On a GPU nothing waits for the host.
+    kernels, with sums in another order, run (`moe_builds.moe_path`) up to FEW_ROWS rows of narrow INT4 experts, from
+    MANY_ROWS rows on, where the shared expert is `skinny_linear`'s, and from WIDE_ROWS on. On a GPU nothing waits for
+    the host.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).
@@ -50,7 +51,7 @@ def moe_int4(
 
     Returns:
         [T, D] in x's dtype, summed in float32 in the order of the slots, the shared expert last. From MANY_ROWS rows
-        on the summands are rounded to x's dtype first, as the reference's are.
+        on weights are rounded to x's dtype after their scale, and the summands too, as the reference's are.
 
     Raises:
         ShapeError: the arguments do not fit one another. NotSupported: D or I that the kernel does not take.

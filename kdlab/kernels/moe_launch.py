@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kdlab.config import INT4_GROUP
 from kdlab.kernels import jit
 from kdlab.kernels.moe_builds import (
     MANY_THREADS,
@@ -17,7 +18,7 @@ from kdlab.kernels.moe_builds import (
 )
 from kdlab.kernels.skinny_linear import skinny_linear
 
-_PLAN_THREADS, _SUM_THREADS, _SUM_FEATURES = 1024, 128, 8  # of moe_many_rows.cu
+_PLAN_THREADS, _PLAN_PICKS, _SUM_THREADS, _SUM_FEATURES = 1024, 2048, 128, 8  # of moe_many_rows.cu
 _TILE_WORDS = 4
 
 
@@ -74,16 +75,16 @@ def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     order = ids.new_empty(num_picks)
     most = most_tiles(num_picks, num_experts, 8 * int(constants["TILE_EIGHTS"]))
     tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
-    hidden, parts = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width)
+    hidden, parts, turned = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width), torch.empty_like(x)
     added = None
     if shared is not None:
         added = skinny_linear(skinny_linear(x, shared.gate_up[0], gated=True), shared.down[0])
-    blocks, plan = int(constants["BLOCKS_PER_SM"]) * jit.num_sms(x.device), (tiles, order)
-    _launch(build, "moe_many_plan", 1, ids, order, tiles, num_picks, threads=_PLAN_THREADS)
-    matrix = (routed.gate_up, routed.gate_up_scale)
-    _launch(build, "moe_many_gate_up", blocks, x, *plan, *matrix, hidden, top_k, threads=MANY_THREADS)
-    matrix = (routed.down, routed.down_scale)
-    _launch(build, "moe_many_down", blocks, hidden, *plan, *matrix, parts, threads=MANY_THREADS)
+    groups = x.numel() // INT4_GROUP
+    blocks = -(-num_picks // _PLAN_PICKS) + -(-groups // _PLAN_THREADS)
+    _launch(build, "moe_many_plan", blocks, ids, order, tiles, x, turned, num_picks, groups, threads=_PLAN_THREADS)
+    matrices = (routed.gate_up, routed.gate_up_scale, routed.down, routed.down_scale)
+    args = (turned, tiles, order, *matrices, hidden, parts, top_k)
+    _launch(build, "moe_many_experts", jit.num_sms(x.device), *args, threads=MANY_THREADS)
     out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _SUM_FEATURES)))
     _launch(build, "moe_many_sum", grid, parts, ids, weights, added, out, top_k, threads=_SUM_THREADS)
     return out

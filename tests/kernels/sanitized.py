@@ -156,7 +156,7 @@ def many_rows():
     moe(moe_cases.new_case(rows))
     moe_builds.WIDE_ROWS = rows  # the same kernels as from wide_rows rows on, which take these tools long
     moe(moe_cases.new_case(rows))
-    moe(moe_cases.new_case(rows, dtype=F16, scale=F32))
+    moe(moe_cases.new_case(rows, dtype=F16, scale=F16))
     moe_builds.WIDE_ROWS = wide_rows
 
 
@@ -219,9 +219,8 @@ CASES = {
     ),
     "many rows": Case(
         many_rows,
-        "moe_many_plan moe_many_gate_up moe_many_down moe_many_sum",
-        "moe_many_rows+DTYPE+PACKED+SCALE_DTYPE moe_many_rows+DTYPE+PACKED+SCALE_DTYPE+TILE_EIGHTS"
-        " moe_many_rows+DTYPE+PACKED+TILE_EIGHTS",
+        "moe_many_plan moe_many_experts moe_many_sum",
+        "moe_many_rows+DTYPE+PACKED+SCALE_DTYPE moe_many_rows+DTYPE+PACKED+SCALE_DTYPE+TILE_EIGHTS",
     ),
     "attention": Case(
         attention,

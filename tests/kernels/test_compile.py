@@ -107,7 +107,6 @@ AHEAD = {
     "moe_few_gate_up": "moe_few_down",
     "moe_gate_up": "moe_down",
     "moe_down": "moe_sum",
-    "moe_many_gate_up": "moe_many_down",
     "verify_attention_wgmma": "verify_parts",
 }
 """Kernels, and the one behind each that reads before its own wait what was written before this one waited."""
