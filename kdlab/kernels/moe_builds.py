@@ -21,10 +21,10 @@ _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a bloc
 _MANY_TILE_ROWS, _MANY_SLAB, _MANY_RING_BYTES = 256, 256, 225_000  # of moe_many_rows.cu
 _MANY_TICKETS = 16
 MANY_THREADS = 640
-MANY_ROWS, WIDE_ROWS = 217, 1153
+MANY_ROWS, WIDE_ROWS = 129, 887
 """From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
-k = 8 of 384 experts, the lines through measured times of the paths (65 and 128 rows; 128 and 264) meet at about 217
-rows, and 1,152 rows spread evenly are 24 picks an expert, a narrow tile."""
+k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8), and the lines through
+the times of narrow and wide tiles at 520 and 1,056 rows meet at 887."""
 Path = Literal["few", "rows", "many"]
 
 
