@@ -25,14 +25,15 @@ DEVICE u64 descriptor(u32 place, u32 leading_bytes, u32 stride_bytes) {
 DEVICE u64 descriptor_k_major(u32 place) { return descriptor(place, 16, 1024); }
 
 // Rows are K, the 128 bytes run along N: 128 places further on are the next 16 rows of K; the next 64 values of N
-// stand in the next box.
-DEVICE u64 descriptor_n_major(u32 place) { return descriptor(place, BOX_BYTES, 1024); }
+// stand in the next box, which may have fewer rows than 64.
+DEVICE u64 descriptor_n_major(u32 place, u32 box_bytes = BOX_BYTES) { return descriptor(place, box_bytes, 1024); }
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------
 
 #define WGMMA_D32                                                                                        \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"  \
   "%27,%28,%29,%30,%31}"
+#define WGMMA_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define WGMMA_D128                                                                                       \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"  \
   "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
@@ -41,8 +42,8 @@ DEVICE u64 descriptor_n_major(u32 place) { return descriptor(place, BOX_BYTES, 1
   "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
   "%121,%122,%123,%124,%125,%126,%127}"
 #define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define F32(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12), F4(d, i + 16), F4(d, i + 20), \
-      F4(d, i + 24), F4(d, i + 28)
+#define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
+#define F32(d, i) F16(d, i), F16(d, i + 16)
 #define F128(d) F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96)
 
 // Products of -DDTYPE=1 (bf16) or 2 (half).
@@ -53,17 +54,30 @@ DEVICE u64 descriptor_n_major(u32 place) { return descriptor(place, BOX_BYTES, 1
 #endif
 
 // D [64 x 64] = (accumulate ? D : 0) + A B; A and B K-major in shared memory.
-DEVICE void wgmma_n64(float (&d)[32], u64 a, u64 b, int accumulate) {
+DEVICE void wgmma_narrow(float (&d)[32], u64 a, u64 b, int accumulate) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n" WGMMA("m64n64k16") WGMMA_D32 ", %32, %33, p, 1, 1, 0, 0;}"
                : F32(d, 0)
                : "l"(a), "l"(b), "r"(accumulate));
 }
 
 // The same with A in registers.
-DEVICE void wgmma_n64(float (&d)[32], const u32* a, u64 b, int accumulate) {
+DEVICE void wgmma_narrow(float (&d)[32], const u32* a, u64 b, int accumulate) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n" WGMMA("m64n64k16") WGMMA_D32
                ", {%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
                : F32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// D [64 x 32], likewise.
+DEVICE void wgmma_narrow(float (&d)[16], u64 a, u64 b, int accumulate) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n" WGMMA("m64n32k16") WGMMA_D16 ", %16, %17, p, 1, 1, 0, 0;}"
+               : F16(d, 0)
+               : "l"(a), "l"(b), "r"(accumulate));
+}
+DEVICE void wgmma_narrow(float (&d)[16], const u32* a, u64 b, int accumulate) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n" WGMMA("m64n32k16") WGMMA_D16
+               ", {%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
+               : F16(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
@@ -87,6 +101,10 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int PENDING>
 DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(PENDING) : "memory");
+}
+template <int PENDING>
+DEVICE void wgmma_wait(float (&d)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned %16;" : F16(d, 0) : "n"(PENDING) : "memory");
 }
 template <int PENDING>
 DEVICE void wgmma_wait(float (&d)[32]) {

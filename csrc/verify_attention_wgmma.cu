@@ -4,10 +4,10 @@
 //   out  o [S,N,H,512] in q's dtype | lse [S,N,H] f32, nats; 0 and -inf where a row is unused or sees no key
 //   math o[i] = sum_j softmax_j(scale q[i].kv[j]) kv[j,:512], j over the prefix and {j : bit j of ancestors[i]}
 //   cost 2 N H L (576 + 512) FLOP for L keys, 1152 L bytes; a tile is 64 consecutive (row, head) pairs
-//   how  One block of two warpgroups an SM; 64 keys are a block of keys, and those go by in pairs. Group 0 finds the
-//        scores of the first of a pair, group 1 those of the second, and each gives its probabilities P to the other
-//        through shared memory. Group 0 sums P V of columns 0..255, group 1 of columns 256..511, so that one group's
-//        products run under the other's softmax. A box of 64 columns is fetched again after its last reader.
+//   how  One block of two warpgroups an SM; -DKEYS=64 keys are a block of keys, or 32, and those go by in pairs. Group
+//        0 finds the scores of the first of a pair, group 1 those of the second, and each gives its probabilities P to
+//        the other through shared memory. Group 0 sums P V of columns 0..255, group 1 of columns 256..511, so that one
+//        group's products run under the other's softmax. A box of 64 columns is fetched again after its last reader.
 //        -DPARTS=1: the keys of a tile go to several blocks, and verify_parts.cu adds up what they found. -DPARTS=0: a
 //        persistent grid for many tiles (verify_wgmma_shares.cuh).
 //   ref  kernels/reference/ops.py:verify_attention | test tests/kernels/test_verify_wgmma.py | sm_90a
@@ -21,12 +21,12 @@
 static_assert(DTYPE == 1 || DTYPE == 2, "bf16 or half");
 
 // Rows of the last block of a stream behind its last key may hold NaN, and 0 times NaN is NaN.
-DEVICE void clear_values(u8 (*boxes)[BOX_BYTES], const Segment& seg, int block, int group) {
-  const int first_row = seg.prefix + seg.nodes - block * Config::PAGE;
-  if (first_row >= Config::PAGE) return;
+DEVICE void clear_values(u8 (*boxes)[Config::KEY_BOX_BYTES], const Segment& seg, int block, int group) {
+  const int first_row = seg.prefix + seg.nodes - block * Config::BLOCK_KEYS;
+  if (first_row >= Config::BLOCK_KEYS) return;
   const int thread = threadIdx.x % 128;
 #pragma unroll 1
-  for (int i = first_row * 8 + thread; i < 64 * 8; i += 128) {
+  for (int i = first_row * 8 + thread; i < Config::BLOCK_KEYS * 8; i += 128) {
 #pragma unroll
     for (int box = 0; box < 4; ++box) reinterpret_cast<uint4*>(boxes[4 * group + box])[i] = uint4{0, 0, 0, 0};
   }
@@ -51,7 +51,7 @@ struct Work {
   const TensorMap& query_map;
   const TensorMap& key_map;
   const Segment& seg;
-  const Segment& next;   // where plan.next_page says that its queries and keys come ahead
+  const Segment& next;   // where plan.next_row says that its queries and keys come ahead
   const u32 (&q_rope)[16];
   int begin, end;        // key blocks
   int first_masked;      // key block from which on some rows do not see all
@@ -63,35 +63,41 @@ struct Work {
   bool leader;           // one thread of every warp: each fetches its part of the boxes
 };
 
-// A page that is none of the cache's becomes the one behind the last, which TMA reads as zeros.
-DEVICE int legal_page(const Params& p, int page) { return int(min(u32(page), u32(p.num_pages))); }
+// Where the table has the page of a stream's key block.
+DEVICE const i32* page_of(const Params& p, const Segment& seg, int block) {
+  return p.block_table + i64(seg.stream) * p.table_width + block * Config::BLOCK_KEYS / Config::PAGE;
+}
+// The cache's row with the first key of a block in this page. A page that is none of the cache's becomes the one behind
+// the last, which TMA reads as zeros.
+DEVICE int key_row(const Params& p, int page, int block) {
+  return int(min(u32(page), u32(p.num_pages))) * Config::PAGE + block * Config::BLOCK_KEYS % Config::PAGE;
+}
 
 // Asks for the page of a key block of this segment, into shared memory; leaders only.
 DEVICE void ask_page(const Work& w, int slot, int block) {
   if (!w.leader || block >= w.end) return;
-  const i32* page = w.p.block_table + i64(w.seg.stream) * w.p.table_width + block;
-  copy_async4(shared_address(&w.plan.page[warp_id()][slot]), page);
+  copy_async4(shared_address(&w.plan.page[warp_id()][slot]), page_of(w.p, w.seg, block));
 }
 
-// What was asked for; where the segment has no such block, the page of the next segment's first (0) or second (1)
-// block, -1 for none.
-DEVICE int take_page(const Work& w, int slot, int block, int which) {
-  if (block >= w.end) return w.plan.next_page[which];
+// The row of what was asked for; where the segment has no such block, that of the next segment's first (0) or second
+// (1) block, -1 for none.
+DEVICE int take_row(const Work& w, int slot, int block, int which) {
+  if (block >= w.end) return w.plan.next_row[which];
   copy_async_wait_all();
-  return legal_page(w.p, w.plan.page[warp_id()][slot]);
+  return key_row(w.p, w.plan.page[warp_id()][slot], block);
 }
 
 // One half of a block of keys, once its readers are through: a box a warp of the group. A wait at a barrier costs as
 // much as two boxes' products, so that a half has one; its bytes may come before they are expected.
 template <int BUFFER, int HALF>
-DEVICE void fetch_half(Plan& plan, const TensorMap& map, int page) {
+DEVICE void fetch_half(Plan& plan, const TensorMap& map, int row) {
   const u32 full = shared_address(&plan.k_full[BUFFER][HALF]);
   const int warp = warp_id() % 4, box = 4 * HALF + warp;
-  if (warp == 0) mbarrier_expect(full, (BUFFER == HALF ? 5 : 4) * BOX_BYTES);
-  copy_box(shared_address(plan.k[BUFFER][box]), map, box * 64, page * Config::PAGE, full);
+  if (warp == 0) mbarrier_expect(full, (BUFFER == HALF ? 5 : 4) * Config::KEY_BOX_BYTES);
+  copy_box(shared_address(plan.k[BUFFER][box]), map, box * 64, row, full);
   if (BUFFER == HALF && warp == 3) {
     const int rope = Config::ROPE_BOX;
-    copy_box(shared_address(plan.k[BUFFER][rope]), map, rope * 64, page * Config::PAGE, full);
+    copy_box(shared_address(plan.k[BUFFER][rope]), map, rope * 64, row, full);
   }
 }
 
@@ -109,56 +115,56 @@ DEVICE void fetch_queries(const Params& p, Plan& plan, const TensorMap& map, con
 }
 
 template <int BUFFER, int BOX>
-DEVICE void score_box(Work& w, float (&s)[32], int accumulate) {
+DEVICE void score_box(Work& w, float (&s)[SCORES], int accumulate) {
   // The half with the rope box comes first.
   if (BOX == 4 * BUFFER) mbarrier_wait(shared_address(&w.plan.k_full[BUFFER][BUFFER]), w.phases >> BUFFER & 1);
   if (BOX == 4 - 4 * BUFFER) mbarrier_wait(shared_address(&w.plan.k_full[BUFFER][1 - BUFFER]), w.phases >> BUFFER & 1);
   wgmma_fence();
-  constexpr u32 K = Config::K_OFFSET + (BUFFER * Config::K_BOXES + BOX) * BOX_BYTES;
+  constexpr u32 K = Config::K_OFFSET + (BUFFER * Config::K_BOXES + BOX) * Config::KEY_BOX_BYTES;
   constexpr u32 Q = Config::Q_OFFSET + BOX * BOX_BYTES;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const u64 k = descriptor_k_major(w.place + (K + 32 * step) / 16);
     if constexpr (BOX == Config::ROPE_BOX) {
-      wgmma_n64(s, w.q_rope + 4 * step, k, accumulate || step > 0);
+      wgmma_narrow(s, w.q_rope + 4 * step, k, accumulate || step > 0);
     } else {
-      wgmma_n64(s, descriptor_k_major(w.place + (Q + 32 * step) / 16), k, accumulate || step > 0);
+      wgmma_narrow(s, descriptor_k_major(w.place + (Q + 32 * step) / 16), k, accumulate || step > 0);
     }
   }
 }
 
 // O += P V of one block: P of the group's own block from registers, the other's from shared memory.
 template <int BUFFER, int GROUP>
-DEVICE void add_values(const Work& w, float (&o)[128], const u32 (&prob)[16]) {
-  constexpr u32 V = Config::K_OFFSET + (BUFFER * Config::K_BOXES + 4 * GROUP) * BOX_BYTES;
+DEVICE void add_values(const Work& w, float (&o)[128], const u32 (&prob)[SCORES / 2]) {
+  constexpr u32 V = Config::K_OFFSET + (BUFFER * Config::K_BOXES + 4 * GROUP) * Config::KEY_BOX_BYTES;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    wgmma_n256(o, prob + 4 * step, descriptor_n_major(w.place + (V + 2048 * step) / 16));
+  for (int step = 0; step < Config::BLOCK_KEYS / 16; ++step) {
+    wgmma_n256(o, prob + 4 * step, descriptor_n_major(w.place + (V + 2048 * step) / 16, Config::KEY_BOX_BYTES));
   }
   wgmma_commit();
 }
 template <int BUFFER, int GROUP>
 DEVICE void add_values(const Work& w, float (&o)[128]) {
-  constexpr u32 V = Config::K_OFFSET + (BUFFER * Config::K_BOXES + 4 * GROUP) * BOX_BYTES;
+  constexpr u32 V = Config::K_OFFSET + (BUFFER * Config::K_BOXES + 4 * GROUP) * Config::KEY_BOX_BYTES;
   constexpr u32 P = Config::P_OFFSET + BUFFER * BOX_BYTES;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < Config::BLOCK_KEYS / 16; ++step) {
     wgmma_n256(o, descriptor_k_major(w.place + (P + 32 * step) / 16),
-               descriptor_n_major(w.place + (V + 2048 * step) / 16));
+               descriptor_n_major(w.place + (V + 2048 * step) / 16, Config::KEY_BOX_BYTES));
   }
   wgmma_commit();
 }
 
 DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
   Plan& plan = w.plan;
-  float s[32], new_max[2];
-  u32 prob[16];
+  float s[SCORES], new_max[2];
+  u32 prob[SCORES / 2];
   for (int block = w.begin; block < w.end; block += 2) {
     const bool paired = block + 1 < w.end, masked = block >= w.first_masked;
     if (masked && !w.first) w.mask = load_mask(w.p, w.seg, block, w.row);  // while those values are under way
     wgmma_wait<0>(o);  // the values of the pair before
     if (w.leader && paired && !w.first) {
-      fetch_half<1, 0>(plan, w.key_map, take_page(w, 1, block + 1, 0));
+      fetch_half<1, 0>(plan, w.key_map, take_row(w, 1, block + 1, 0));
     }
     score_box<0, 0>(w, s, 0);
     score_box<0, 1>(w, s, 1);
@@ -186,8 +192,8 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     add_values<0, 0>(w, o, prob);
     wgmma_wait<0>(o);
     if (w.leader) {
-      const int page = take_page(w, 0, block + 2, 0);
-      if (page >= 0) fetch_half<0, 0>(plan, w.key_map, page);
+      const int row = take_row(w, 0, block + 2, 0);
+      if (row >= 0) fetch_half<0, 0>(plan, w.key_map, row);
     }
     if (paired) {
       if (block + 1 >= w.first_masked) {
@@ -203,13 +209,13 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     }
   }
   wgmma_wait<0>(o);
-  if (w.leader && plan.next_page[1] >= 0) fetch_half<1, 0>(plan, w.key_map, plan.next_page[1]);
+  if (w.leader && plan.next_row[1] >= 0) fetch_half<1, 0>(plan, w.key_map, plan.next_row[1]);
 }
 
 DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
   Plan& plan = w.plan;
-  float s[32], new_max[2];
-  u32 prob[16];
+  float s[SCORES], new_max[2];
+  u32 prob[SCORES / 2];
   for (int block = w.begin; block < w.end; block += 2) {
     const bool paired = block + 1 < w.end, first = w.first;
     if (paired) {
@@ -241,7 +247,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     rescale(o, rows, new_max);
     wgmma_fence();
     add_values<0, 1>(w, o);
-    const bool ahead = w.leader && block + 2 >= w.end && plan.next_page[0] >= 0;
+    const bool ahead = w.leader && block + 2 >= w.end && plan.next_row[0] >= 0;
     if (ahead) fetch_queries(w.p, plan, w.query_map, w.next);  // the scores of both groups are there
     float sum[2] = {0.0f, 0.0f};
     if (paired) {
@@ -254,8 +260,8 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     wgmma_wait<0>(o);
     if (ahead && warp_id() % 4 == 3) fetch_query(plan, w.query_map, w.next, Config::ROPE_BOX);
     if (w.leader) {
-      const int page = take_page(w, 0, block + 2, 0);
-      if (page >= 0) fetch_half<0, 1>(plan, w.key_map, page);
+      const int row = take_row(w, 0, block + 2, 0);
+      if (row >= 0) fetch_half<0, 1>(plan, w.key_map, row);
     }
     if (paired) {
       rescale(o, rows, new_max);
@@ -266,8 +272,8 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     }
     // After a pair; a segment of one block never used k[1].
     if (w.leader && (paired || first)) {
-      const int page = take_page(w, 1, block + 3, 1);
-      if (page >= 0) fetch_half<1, 1>(plan, w.key_map, page);
+      const int row = take_row(w, 1, block + 3, 1);
+      if (row >= 0) fetch_half<1, 1>(plan, w.key_map, row);
     }
   }
 }
@@ -279,18 +285,20 @@ DEVICE void fetch_first_queries(const Params& p, Plan& plan, const TensorMap& ma
   if (warp_id() % 4 == 3) fetch_query(plan, map, seg, Config::ROPE_BOX);
 }
 
-// The table's entry of a group's first block of keys, or of the last block where the table has no such.
+// The page of a group's first block of keys; where there is no such block, some page of the table.
 DEVICE const i32* first_page(const Params& p, const Segment& seg, int group) {
-  return p.block_table + i64(seg.stream) * p.table_width + min(seg.begin + group, p.table_width - 1);
+  return page_of(p, seg, min(seg.begin + group, (p.table_width - 1) * (Config::PAGE / Config::BLOCK_KEYS)));
 }
-DEVICE void fetch_first_keys(Plan& plan, const TensorMap& key_map, const Segment& seg, int group, int page) {
+DEVICE void fetch_first_keys(const Params& p, Plan& plan, const TensorMap& map, const Segment& seg, int group,
+                             int page) {
   if (seg.begin + group >= seg.end) return;
+  const int row = key_row(p, page, seg.begin + group);
   if (group == 0) {
-    fetch_half<0, 0>(plan, key_map, page);
-    fetch_half<0, 1>(plan, key_map, page);
+    fetch_half<0, 0>(plan, map, row);
+    fetch_half<0, 1>(plan, map, row);
   } else {
-    fetch_half<1, 1>(plan, key_map, page);
-    fetch_half<1, 0>(plan, key_map, page);
+    fetch_half<1, 1>(plan, map, row);
+    fetch_half<1, 0>(plan, map, row);
   }
 }
 
@@ -370,11 +378,11 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
       more = single_segment(p, streams, first);
       if (more && leader) page = *first_page(p, first, group), fetch_first_queries(p, plan, query_map, first, group);
     }
-    if (more && leader) fetch_first_keys(plan, key_map, first, group, legal_page(p, page));
+    if (more && leader) fetch_first_keys(p, plan, key_map, first, group, page);
     if (more && threadIdx.x == 0) {
       plan.segment[0] = first;
       plan.valid[1] = false;
-      plan.next_page[0] = plan.next_page[1] = -1;
+      plan.next_row[0] = plan.next_row[1] = -1;
     }
     phases = CHAINED | STARTED | SINGLE;
     copy_async_wait_all();
@@ -387,9 +395,9 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
     if (!PARTS && leader && !(phases & CHAINED)) {
-      const int page = legal_page(p, *first_page(p, seg, group));
+      const int page = *first_page(p, seg, group);
       fetch_first_queries(p, plan, query_map, seg, group);
-      fetch_first_keys(plan, key_map, seg, group, page);
+      fetch_first_keys(p, plan, key_map, seg, group, page);
     }
     if (!PARTS && threadIdx.x < WARP && !(phases & SINGLE)) {
       __syncwarp();
@@ -397,9 +405,11 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
       __syncwarp();
       if (threadIdx.x == 0) {
         const bool ahead = valid && phases & STARTED;
-        const i32* table = p.block_table + i64(next.stream) * p.table_width;
-        plan.next_page[0] = ahead ? legal_page(p, table[next.begin]) : -1;
-        plan.next_page[1] = ahead && next.end - next.begin > 1 ? legal_page(p, table[next.begin + 1]) : -1;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int block = next.begin + i;
+          plan.next_row[i] = ahead && block < next.end ? key_row(p, *page_of(p, next, block), block) : -1;
+        }
         plan.valid[turn_of(phases) ^ 1] = valid;
       }
     }
@@ -415,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
     Rows rows = {{NO_KEY, NO_KEY}, {0.0f, 0.0f}};
     // While the queries are under way.
-    const int first_masked = seg.prefix / Config::PAGE;
+    const int first_masked = seg.prefix / Config::BLOCK_KEYS;
     const bool masked = begin + group < end && begin + group >= first_masked;
     const u32 mask = masked ? load_mask(p, seg, begin + group, row) : 0;
     u32 q_rope[16];
@@ -438,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     __syncthreads();  // both groups are through with q, p and k
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = plan.sum[0][row + 8 * r] + plan.sum[1][row + 8 * r];
-    phases = plan.next_page[0] >= 0 ? phases | CHAINED : phases & ~CHAINED;
+    phases = plan.next_row[0] >= 0 ? phases | CHAINED : phases & ~CHAINED;
     if (seg.parts == 1) {
       write_tile(p, seg, o, rows.max, sum, row);
     } else if (PARTS) {

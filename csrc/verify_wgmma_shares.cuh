@@ -16,8 +16,10 @@
 
 struct Config {
   static constexpr int LATENT = 512, PAGE = 64, TILE = 64, THREADS = 256;
+  static constexpr int BLOCK_KEYS = KEYS;  // of a block of keys, within one page
   static constexpr int Q_BOXES = LATENT / 64, K_BOXES = Q_BOXES + 1, ROPE_BOX = Q_BOXES;  // of 64 columns
   // Where q, p and k begin in Plan (NVRTC knows no offsetof).
+  static constexpr u32 KEY_BOX_BYTES = BLOCK_KEYS * 128;
   static constexpr u32 Q_OFFSET = 0, P_OFFSET = Q_BOXES * BOX_BYTES, K_OFFSET = P_OFFSET + 2 * BOX_BYTES;
   static constexpr int WORDS = 16;  // of 16 bytes: a thread's 128 sums, rounded
   static constexpr int BARRIERS = 5;
@@ -26,7 +28,7 @@ struct Config {
   static constexpr int PARTS_ENOUGH = 66, LONG_PART = 6;  // more parts only where each still has so many key blocks
   static constexpr float STALE = 8.0f;  // log2 by which a row's maximum may grow before its sums are rescaled
 };
-static_assert(Config::PAGE == 64 && Config::TILE == 64, "a page is one block of keys, and a box has 64 rows");
+static_assert(Config::PAGE % Config::BLOCK_KEYS == 0 && Config::TILE == 64, "blocks of keys within pages");
 static_assert(Config::STALE < 15.0f, "probabilities up to 2^STALE must fit half");
 
 // One block's share of a tile.
@@ -53,7 +55,7 @@ struct Cursor {
 struct Plan {                                      // shared memory
   alignas(1024) u8 q[Config::Q_BOXES][BOX_BYTES];
   u8 p[2][BOX_BYTES];                              // P of either block of a pair; p[0] first brings the rope box of q
-  u8 k[2][Config::K_BOXES][BOX_BYTES];             // keys of either block of a pair
+  u8 k[2][Config::K_BOXES][Config::KEY_BOX_BYTES];  // keys of either block of a pair
   float max[2][Config::TILE], sum[2][Config::TILE];  // a word a thread
   // mbarriers, Config::BARRIERS of them
   u64 q_full;
@@ -61,7 +63,7 @@ struct Plan {                                      // shared memory
   Segment segment[2];   // under way and next, in turns
   bool valid[2];        // there is such a segment
   int page[8][2];       // that the leaders asked for
-  int next_page[2];     // of the next segment's first two key blocks where they are fetched ahead, else -1
+  int next_row[2];      // in the cache, of the next segment's first two key blocks where they come ahead, else -1
   List list;
   Cursor cursor;
   int arrived;
@@ -111,7 +113,7 @@ DEVICE int legal_nodes(const Params& p, int nodes, int prefix) {
   return min(min(max(nodes, 0), p.num_rows), p.table_width * Config::PAGE - prefix);
 }
 
-DEVICE u32 key_blocks(u32 prefix, u32 rows) { return (prefix + rows + Config::PAGE - 1) / Config::PAGE; }
+DEVICE u32 key_blocks(u32 prefix, u32 rows) { return (prefix + rows + Config::BLOCK_KEYS - 1) / Config::BLOCK_KEYS; }
 
 // Sum over the lanes before.
 DEVICE u32 sum_before(u32 value) {
@@ -215,7 +217,7 @@ DEVICE Segment part_of_tile(const Params& p, int stream, int tile, int part, int
   seg.nodes = legal_nodes(p, nodes, seg.prefix);
   if (seg.first_pair >= seg.nodes * p.num_heads) return seg;
   const u32 blocks = key_blocks(seg.prefix, min(seg.nodes, last_row + 1));
-  const u32 divided = p.fixed_split ? seg.prefix / Config::PAGE : blocks;
+  const u32 divided = p.fixed_split ? seg.prefix / Config::BLOCK_KEYS : blocks;
   const u32 parts = min(min(max(divided, 1u), u32(most)), max(u32(Config::PARTS_ENOUGH), divided / Config::LONG_PART));
   const auto cut = [&](u32 i) { return divided <= parts ? i : i * divided / parts; };
   seg.parts = parts;

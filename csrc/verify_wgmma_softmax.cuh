@@ -1,11 +1,13 @@
 // csrc/verify_wgmma_softmax.cuh: what lies between scores and probabilities: the mask, the running maximum, exp2, and P
 //   to shared memory. Part of csrc/verify_attention_wgmma.cu.
-//   A thread has 32 scores of two rows, g and g + 8 of its warp's 16: s[4 j + 2 r + e] is of row g + 8 r and
-//   key 8 j + 2 t + e.
+//   A thread has 32 scores (16 with blocks of 32 keys) of two rows, g and g + 8 of its warp's 16: s[4 j + 2 r + e] is
+//   of row g + 8 r and key 8 j + 2 t + e.
 #pragma once
 
 #include "mma.cuh"
 #include "verify_wgmma_shares.cuh"
+
+constexpr int SCORES = Config::BLOCK_KEYS / 2;  // of a thread and a block of keys
 
 // Bit c: the row sees key c of a block whose key 0 is tree row `first` (negative: still in the prefix).
 DEVICE u64 visible_keys(const u32* words, int num_words, int first, int num_nodes) {
@@ -42,17 +44,17 @@ DEVICE void rescale(float (&o)[128], Rows& rows, const float (&new_max)[2]) {
   for (int r = 0; r < 2; ++r) rows.sum[r] *= factor[r], rows.max[r] = new_max[r];
 }
 
-// Which of its 32 scores a thread keeps, asked for while the products run: bit 16 r + 2 j + e for s[4 j + 2 r + e].
+// Which of its scores a thread keeps, asked for while the products run: bit 16 r + 2 j + e for s[4 j + 2 r + e].
 DEVICE u32 load_mask(const Params& p, const Segment& seg, int block, int row) {
   u32 mask = 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int node = min((seg.first_pair + row + 8 * r) / p.num_heads, p.num_rows - 1);
     const u32* words = p.ancestors + (i64(seg.stream) * p.num_rows + node) * p.num_words;
-    const u64 bits = visible_keys(words, p.num_words, block * Config::PAGE - seg.prefix, seg.nodes);
+    const u64 bits = visible_keys(words, p.num_words, block * Config::BLOCK_KEYS - seg.prefix, seg.nodes);
     u32 halves[2] = {u32(bits), u32(bits >> 32)};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // two bits of every byte
+    for (int i = 0; i < Config::BLOCK_KEYS / 32; ++i) {  // two bits of every byte
       u32 x = halves[i] >> 2 * (lane_id() % 4) & 0x03030303;
       x = (x | x >> 6) & 0x000f000f;
       mask |= ((x | x >> 12) & 0xff) << (16 * r + 8 * i);
@@ -61,42 +63,43 @@ DEVICE u32 load_mask(const Params& p, const Segment& seg, int block, int row) {
   return mask;
 }
 
-DEVICE void mask_scores(u32 mask, float (&s)[32]) {
+DEVICE void mask_scores(u32 mask, float (&s)[SCORES]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < SCORES; ++i) {
     if (!(mask >> (16 * (i / 2 % 2) + 2 * (i / 4) + i % 2) & 1)) s[i] = -INFINITY_F32;
   }
 }
 
 // The maximum that the sums go on with once this block's scores are in.
-DEVICE void next_max(const Params& p, const float (&s)[32], const float (&old_max)[2], float (&new_max)[2]) {
+DEVICE void next_max(const Params& p, const float (&s)[SCORES], const float (&old_max)[2], float (&new_max)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = s[2 * r];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    for (int j = 0; j < SCORES / 4; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
     top = warp_reduce<4>(top, [](float a, float b) { return fmaxf(a, b); }) * p.scale_log2;
     new_max[r] = top > old_max[r] + Config::STALE ? top : old_max[r];
   }
 }
 
 // s becomes exp2(scale s - max) as A fragments of 16 keys each.
-DEVICE void exponentials(const Params& p, float (&s)[32], const float (&max)[2], float (&sum)[2], u32 (&prob)[16]) {
+DEVICE void exponentials(const Params& p, float (&s)[SCORES], const float (&max)[2], float (&sum)[2],
+                         u32 (&prob)[SCORES / 2]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < SCORES; ++i) {
     s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -max[i / 2 % 2]));
     sum[i / 2 % 2] += s[i];
   }
 #pragma unroll
-  for (int i = 0; i < 16; ++i) prob[i] = pack_pair<Scalar>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < SCORES / 2; ++i) prob[i] = pack_pair<Scalar>(s[2 * i], s[2 * i + 1]);
 }
 
 // P to shared memory, for the other group.
-DEVICE void publish(u8* box, const u32 (&prob)[16], float* max_out, const float (&max)[2], int row) {
+DEVICE void publish(u8* box, const u32 (&prob)[SCORES / 2], float* max_out, const float (&max)[2], int row) {
   const int lane = lane_id(), matrix = lane / 8;
   const int box_row = row - lane / 4 + lane % 8 + 8 * (matrix % 2);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < Config::BLOCK_KEYS / 16; ++k) {
     const int chunk = (2 * k + matrix / 2) ^ (box_row % 8);
     store_matrices(shared_address(box) + box_row * 128 + chunk * 16, prob[4 * k], prob[4 * k + 1], prob[4 * k + 2],
                    prob[4 * k + 3]);

@@ -14,8 +14,9 @@ from kdlab.errors import NotSupported
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 
-_THREADS, _SHARED_BYTES = 256, 231_424
-_TILE, _LATENT_DIM = 64, 512
+_THREADS, _TILE, _LATENT_DIM = 256, 64, 512
+_SHARED_BYTES = {32: 157_696, 64: 231_424}
+"""By the keys of a block of keys."""
 _RESERVED_BYTES = 1024
 """Shared memory of a block that Hopper keeps for itself; static memory comes next, then dynamic."""
 _PARTIALS = 2
@@ -35,34 +36,49 @@ _MAX_SLOTS = 10
 """Parts that a share has under way at once."""
 _MAX_GRID = 65_535
 
+_FEW_PAIRS, _SHORT_PAGES = 16, 32
+"""Where blocks of 32 keys are quicker: with so many (row, head) pairs and pages at most."""
 FIXED_PARTS = 8
 """Of `fixed_split`: how a tile's keys are split must not depend on how many tiles there are."""
 
 
 @functools.cache
-def build_wgmma(dtype: torch.dtype, *, parts: bool) -> Build:
-    """Return the build of one dtype, for parts of tiles (few tiles) or for a persistent grid (many)."""
+def build_wgmma(dtype: torch.dtype, *, parts: bool, keys: int = 64) -> Build:
+    """Return the build of one dtype, for parts of tiles (few tiles) or for a persistent grid (many).
+
+    Args:
+        dtype: of queries and keys.
+        parts: a tile's keys go to several blocks.
+        keys: of a block of keys, 32 or 64.
+    """
     return Build(
-        "verify_attention_wgmma.cu", _defines(dtype, parts=parts), HOPPER, (("verify_attention_wgmma", _SHARED_BYTES),)
+        "verify_attention_wgmma.cu",
+        _defines(dtype, parts, keys),
+        HOPPER,
+        (("verify_attention_wgmma", _SHARED_BYTES[keys]),),
     )
 
 
 @functools.cache
-def build_parts(dtype: torch.dtype) -> Build:
-    """Return the build of the kernel that adds parts up, one dtype."""
-    defines = (*_defines(dtype, parts=True), ("MAX_SHARES", _MAX_SHARES))
+def build_parts(dtype: torch.dtype, keys: int) -> Build:
+    """Return the build of the kernel that adds parts up, for one dtype and one size of blocks of keys."""
+    defines = (*_defines(dtype, True, keys), ("MAX_SHARES", _MAX_SHARES))
     shared_bytes = _MAX_SHARES * (_SHARE_BYTES + _MAX_SLOTS * _SLOT_BYTES)
     return Build("verify_parts.cu", defines, HOPPER, (("verify_parts", shared_bytes),))
 
 
-def _defines(dtype: torch.dtype, *, parts: bool) -> tuple[tuple[str, int], ...]:
-    return ("DTYPE", DTYPE_DEFINE[dtype]), ("PARTS", int(parts)), ("SHARED_BYTES", _SHARED_BYTES)
+def _defines(dtype: torch.dtype, parts: bool, keys: int) -> tuple[tuple[str, int], ...]:
+    return ("DTYPE", DTYPE_DEFINE[dtype]), ("PARTS", int(parts)), ("KEYS", keys), ("SHARED_BYTES", _SHARED_BYTES[keys])
 
 
 BUILDS = tuple(
     build
     for dtype in MMA_DTYPES
-    for build in (build_wgmma(dtype, parts=False), build_wgmma(dtype, parts=True), build_parts(dtype))
+    for build in (
+        build_wgmma(dtype, parts=False),
+        *(build_wgmma(dtype, parts=True, keys=keys) for keys in _SHARED_BYTES),
+        *(build_parts(dtype, keys) for keys in _SHARED_BYTES),
+    )
 )
 
 
@@ -75,6 +91,18 @@ def most_parts(num_tiles: int, num_pages: int, num_blocks: int) -> int:
         num_blocks: that run at once.
     """
     return max(1, min(num_blocks // num_tiles, num_pages))
+
+
+def block_keys(num_pairs: int, num_pages: int) -> int:
+    """Return the keys of a block of keys in parts: 32, half a page, where few rows meet few keys.
+
+    There copies, scores and values of a block come one after the other, in half the time with half the keys.
+
+    Args:
+        num_pairs: (row, head) pairs of all streams.
+        num_pages: of a stream, at most.
+    """
+    return 32 if num_pairs <= _FEW_PAIRS and num_pages <= _SHORT_PAGES else 64
 
 
 def run_wgmma(
@@ -107,31 +135,35 @@ def run_wgmma(
     pairs, sms = num_rows * num_heads, num_sms(q.device)
     tiles = -(-pairs // _TILE)
     most = FIXED_PARTS if fixed_split else most_parts(num_streams * tiles, block_table.shape[1], sms)
+    keys = _TILE if fixed_split or most == 1 else block_keys(num_streams * pairs, block_table.shape[1])
+    most *= _TILE // keys
     in_parts = fixed_split or most > 1
     if in_parts and max(num_streams, tiles) > _MAX_GRID:
         raise NotSupported("q", f"at most {_MAX_GRID} streams and tiles of a stream in parts", list(q.shape))
     partial, partial_lse = _workspace(q, num_streams * tiles * most if in_parts else _PARTIALS * sms)
     inputs = (
         tensor_map(q.data_ptr(), (num_streams, pairs, width), (1, min(-(-pairs // 8) * 8, _TILE), 64)),
-        tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (_TILE, 64)),
+        tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (keys, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
     outputs = (o, lse, partial, partial_lse, None if in_parts else _counters(q.device))
     lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
-    program = kernel(build_wgmma(q.dtype, parts=in_parts), "verify_attention_wgmma", q.device)
+    program = kernel(build_wgmma(q.dtype, parts=in_parts, keys=keys), "verify_attention_wgmma", q.device)
     place = (_RESERVED_BYTES + program.resources.shared_bytes) // 16
     args = (*inputs, *outputs, *lengths, int(fixed_split), place, scale * math.log2(math.e))
     grid = (most, tiles, num_streams) if in_parts else sms
-    program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES, overlap=True)
+    program.launch(grid, _THREADS, *args, shared_bytes=_SHARED_BYTES[keys], overlap=True)
     if in_parts:
-        _add_parts(q, (prefix_len, num_nodes, partial, partial_lse, o, lse), (block_table.shape[1], most, fixed_split))
+        _add_parts(
+            q, (prefix_len, num_nodes, partial, partial_lse, o, lse), (block_table.shape[1], most, fixed_split), keys
+        )
 
 
-def _add_parts(q: Tensor, tensors: tuple[Tensor, ...], division: tuple[int, int, bool]) -> None:
+def _add_parts(q: Tensor, tensors: tuple[Tensor, ...], division: tuple[int, int, bool], keys: int) -> None:
     """Fill the rows of o and lse whose tiles have several parts; `division`: table width, most parts, fixed split."""
     num_streams, num_rows, num_heads, _ = q.shape
     width, most, fixed_split = division
-    program = kernel(build_parts(q.dtype), "verify_parts", q.device)
+    program = kernel(build_parts(q.dtype, keys), "verify_parts", q.device)
     shares = min(_MAX_SHARES, -(-most // _PARTS_OF_SHARE))
     slots = min(_MAX_SLOTS, -(-most // (2 * shares)) * 2)
     if shares == 1:

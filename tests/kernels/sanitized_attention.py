@@ -66,4 +66,5 @@ def hopper():
         verify("wgmma", [130, 0], [3, 2])
         verify("wgmma", [700], [9])
     wgmma.most_parts = most_parts
+    verify("wgmma", [130], [2])  # blocks of 32 keys
     verify("wgmma", [700], [9], fixed=True)

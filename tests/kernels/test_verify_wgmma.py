@@ -7,7 +7,7 @@ from kdlab.errors import NotSupported
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.verify_attention import verify_attention
-from kdlab.kernels.verify_attention_wgmma import most_parts
+from kdlab.kernels.verify_attention_wgmma import block_keys, most_parts
 from tests.kernels.compare import assert_within_budget
 from tests.kernels.verify_cases import SCALE, make_case
 
@@ -18,8 +18,12 @@ def test_few_tiles_are_cut_as_far_as_blocks_are_free():
     assert [most_parts(count, 5, 132) for count in tiles] == [5, 5, 5, 5, 4, 2, 1, 1]
 
 
+def test_blocks_of_keys_are_small_where_few_rows_meet_few_keys():
+    assert [block_keys(*case) for case in ((8, 17), (16, 32), (17, 17), (8, 33))] == [32, 32, 64, 64]
+
+
 def test_every_way_is_built():
-    assert len({str(build) for build in wgmma.BUILDS}) == 2 * 3
+    assert len({str(build) for build in wgmma.BUILDS}) == 2 * 5
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 576), (torch.bfloat16, 320)])
@@ -60,6 +64,8 @@ def check(case):
         ([20_000, 64], [3, 1], 64),  # tiles that many blocks share
         ([300, 0, 1000, 127], [70, 70, 0, 3], 64),  # more tiles than blocks
         ([0, 5000, 77], [33, 1, 12], 8),
+        ([1000], [2], 8),  # blocks of half a page
+        ([95, 1], [1, 1], 8),
         ([190] * 3, [65] * 3, 12),  # tiles that begin within a row
         ([1500] * 8, [9, 9, 9, 2, 9, 0, 9, 9], 64),  # all tiles of a stream cut at the same keys
     ],
