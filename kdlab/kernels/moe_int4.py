@@ -14,6 +14,7 @@ from kdlab.kernels import jit
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.experts import DenseExperts, PackedExperts
+from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.moe_builds import moe_path, rows_build
@@ -57,18 +58,13 @@ def moe_int4(
         ShapeError: the arguments do not fit one another. NotSupported: D or I that the kernel does not take.
         UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl.
     """
-    check_choice("impl", impl, ("auto", "cuda", "reference"))
-    if impl == "cuda" and not x.is_cuda:
-        raise UnsupportedDevice(f"moe_int4: impl 'cuda' needs CUDA tensors, x is on {x.device}")
-    check_moe(x, expert_ids, weights, experts, shared)
-    if impl == "reference" or not x.is_cuda:
+    if not _runs_kernel(x, expert_ids, weights, experts, shared, impl):
         out = _reference(x, expert_ids, weights, experts)
         return out if shared is None else out + _shared_reference(x, shared)
     if expert_ids.dtype != torch.int32:
         expert_ids = expert_ids.clamp(-1, experts.num_experts).int()
     routed = _tensors(experts)
     alone = (None, None) if shared is None else (shared.gate_up, shared.down)
-    _check_for_kernel(x, expert_ids, (*routed, *alone))
     return _moe_int4(x.contiguous(), expert_ids.contiguous(), weights.float().contiguous(), *routed, *alone)
 
 
@@ -141,6 +137,27 @@ def _tensors(experts: PackedExperts | DenseExperts) -> tuple[Tensor, Tensor | No
     if isinstance(experts, DenseExperts):
         return experts.gate_up, None, experts.down, None
     return experts.gate_up_packed, experts.gate_up_scale, experts.down_packed, experts.down_scale
+
+
+@by_layout
+def _runs_kernel(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    experts: PackedExperts | DenseExperts,
+    shared: DenseExperts | None,
+    impl: str,
+) -> bool:
+    """Check the arguments of `moe_int4`; say whether the kernels run."""
+    check_choice("impl", impl, ("auto", "cuda", "reference"))
+    if impl == "cuda" and not x.is_cuda:
+        raise UnsupportedDevice(f"moe_int4: impl 'cuda' needs CUDA tensors, x is on {x.device}")
+    check_moe(x, expert_ids, weights, experts, shared)
+    if impl == "reference" or not x.is_cuda:
+        return False
+    alone = (None, None) if shared is None else (shared.gate_up, shared.down)
+    _check_for_kernel(x, expert_ids, (*_tensors(experts), *alone))
+    return True
 
 
 def _check_for_kernel(x: Tensor, expert_ids: Tensor, tensors: tuple[Tensor | None, ...]) -> None:

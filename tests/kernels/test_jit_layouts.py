@@ -7,10 +7,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ShapeError
-from kdlab.kernels import draft_attention
+from kdlab.kernels import draft_attention, moe_int4
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.skinny_linear import skinny_linear
-from tests.kernels import test_draft_attention
+from tests.kernels import moe_cases, test_draft_attention
 from tests.kernels.test_draft_attention import Case, fake
 
 
@@ -122,3 +122,24 @@ def test_the_drafts_attention_checks_equal_layouts_once(monkeypatch):
             case = Case(*map(fake, made.tensors()), window)  # other tensors of the same layout
             assert case.run("cuda").shape == made.q.shape
             assert len(checked) == times
+
+
+def test_experts_are_checked_once_for_equal_layouts(monkeypatch):
+    checked, check = [], moe_int4.check_moe
+    monkeypatch.setattr(moe_int4, "check_moe", lambda *tensors: (checked.append(tensors), check(*tensors)))
+    with FakeTensorMode():
+        for rows, shared, times in ((3, False, 1), (3, False, 1), (3, True, 2), (4, True, 3), (3, False, 3)):
+            case = {name: moved(value) for name, value in moe_cases.new_case(rows, shared=shared).items()}
+            assert moe_int4.moe_int4(**case, impl="cuda").shape == case["x"].shape
+            assert len(checked) == times
+            with pytest.raises(ShapeError, match="weights"):
+                moe_int4.moe_int4(**(case | {"weights": case["weights"].int()}), impl="cuda")
+            checked.pop()
+
+
+def moved(value):
+    """A tensor, or a dataclass of them, on a made-up GPU."""
+    names = getattr(value, "__dataclass_fields__", None)
+    if names is None:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")
+    return type(value)(*(moved(getattr(value, name)) for name in names))
