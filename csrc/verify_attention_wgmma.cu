@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
       if (first.parts == 0 && block_index() == 0) clear_tile(p, stream, first.first_pair);
     } else {
       more = single_segment(p, streams, first);
-      if (more && leader) page = *first_page(p, first, group), fetch_first_queries(p, plan, query_map, first, group);
+      if (more && leader) fetch_first_queries(p, plan, query_map, first, group), page = *first_page(p, first, group);
     }
     if (more && leader) fetch_first_keys(p, plan, key_map, first, group, page);
     if (more && threadIdx.x == 0) {
@@ -395,9 +395,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     const Segment& seg = plan.segment[turn_of(phases)];
     Segment& next = plan.segment[turn_of(phases) ^ 1];
     if (!PARTS && leader && !(phases & CHAINED)) {
-      const int page = *first_page(p, seg, group);
       fetch_first_queries(p, plan, query_map, seg, group);
-      fetch_first_keys(p, plan, key_map, seg, group, page);
+      fetch_first_keys(p, plan, key_map, seg, group, *first_page(p, seg, group));
     }
     if (!PARTS && threadIdx.x < WARP && !(phases & SINGLE)) {
       __syncwarp();
