@@ -10,3 +10,25 @@ DTYPE_DEFINE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 MMA_DTYPES = (torch.bfloat16, torch.float16)
 """What the tensor cores multiply."""
+
+
+def expert_constants(
+    dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int
+) -> dict[str, str | int]:
+    """Return what every source of moe_int4 is told of its shapes and dtypes.
+
+    Args:
+        dtype: of the rows, and of dense weights.
+        scale: of INT4 weights' scales, None for dense weights.
+        width: D.
+        inner: I.
+        num_experts: E.
+    """
+    return {
+        "DTYPE": DTYPE_DEFINE[dtype],
+        "PACKED": int(scale is not None),
+        "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
+        "MODEL_WIDTH": width,
+        "INNER_WIDTH": inner,
+        "NUM_EXPERTS": num_experts,
+    }

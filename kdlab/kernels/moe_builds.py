@@ -8,7 +8,8 @@ import torch
 
 from kdlab.config import INT4_GROUP
 from kdlab.kernels import jit
-from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
+from kdlab.kernels.constants import MMA_DTYPES, expert_constants
+from kdlab.kernels.moe_slices import slices_build
 
 THREADS = 256
 _WARPS, _TILE_PICKS = THREADS // 32, 8
@@ -25,7 +26,7 @@ MANY_ROWS, WIDE_ROWS = 129, 887
 """From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
 k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8), and the lines through
 the times of narrow and wide tiles at 520 and 1,056 rows meet at 887."""
-Path = Literal["few", "rows", "many"]
+Path = Literal["few", "slices", "rows", "many"]
 
 
 def moe_path(
@@ -62,7 +63,10 @@ def moe_path(
         many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
         if many is not None:
             return "many", many
-    return "rows", rows_build(dtype, scale, *shape, shared)
+    build = rows_build(dtype, scale, *shape, shared)
+    if scale is not None and arch in jit.HOPPER and slices_build(num_rows, top_k, dtype, scale, *shape, shared):
+        return "slices", build
+    return "rows", build
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,7 +99,7 @@ def rows_build(
     stages = {name: min(_MAX_STAGES, _RING_BYTES // size) for name, (size, _) in slabs.items()}
     rings = [stages[name] * size + more for name, (size, sums) in slabs.items() for more in (0, sums)]
     ring = max(size for size in rings if size <= _RING_BYTES)
-    defines = _constants(dtype, scale, width, inner, num_experts) | {
+    defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "UP_ROWS": rows,
         "DOWN_ROWS": down_rows,
         "WHOLE_DOWN": int(whole),
@@ -109,20 +113,6 @@ def rows_build(
     }
     dynamic = (("moe_gate_up", ring), ("moe_down", ring), ("moe_sum", 0))
     return jit.Build("moe_int4.cu", tuple(defines.items()), shared_bytes=dynamic)
-
-
-def _constants(
-    dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int
-) -> dict[str, str | int]:
-    """Return what every source of the op is told of its shapes and dtypes."""
-    return {
-        "DTYPE": DTYPE_DEFINE[dtype],
-        "PACKED": int(scale is not None),
-        "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
-        "MODEL_WIDTH": width,
-        "INNER_WIDTH": inner,
-        "NUM_EXPERTS": num_experts,
-    }
 
 
 def blocks_per_sm(dtype: torch.dtype) -> int:
@@ -184,7 +174,7 @@ def few_build(
     fixed = (up_warps * (up_sums + groups * 16), down_sums + 33 * inner * 2 + 4 * shared * 2 + 128)
     if max(up + fixed[0], down + fixed[1]) > _LARGE_BYTES:
         return None
-    defines = _constants(dtype, scale, width, inner, num_experts) | {
+    defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "SHARED_WIDTH": shared,
         "DOWN_FEATURES": features,
         **{f"{name}_SLOTS": slots for name, slots in _FEW_SLOTS.items()},
@@ -208,7 +198,7 @@ def many_build(
         return None
     slab = max(_many_slab_bytes(inputs, eights) for inputs in (width, inner))
     stages = _MANY_RING_BYTES // slab
-    defines = _constants(dtype, scale, width, inner, num_experts) | {
+    defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "TILE_EIGHTS": eights,
         "SLAB_INPUTS": _MANY_SLAB,
         "STAGES": stages,

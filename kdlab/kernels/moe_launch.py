@@ -16,6 +16,7 @@ from kdlab.kernels.moe_builds import (
     few_threads,
     most_tiles,
 )
+from kdlab.kernels.moe_slices import slices_build, slices_bytes, slices_grid
 from kdlab.kernels.skinny_linear import skinny_linear
 
 _PLAN_THREADS, _PLAN_PICKS, _SUM_THREADS, _SUM_FEATURES = 1024, 2048, 128, 8  # of moe_many_rows.cu
@@ -48,6 +49,25 @@ def _run_rows(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     _down(routed, hidden, parts, shared, shared_hidden)
     grid = (num_rows, -(-width // (4 * THREADS)))
     _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
+    return out
+
+
+def _run_slices(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
+    """Launch for a few rows: gate_up as for any number, then one kernel for `down` and the sums over picks."""
+    (num_rows, width), top_k = x.shape, weights.shape[1]
+    assert routed.down_scale is not None
+    sizes = (width, routed.inner, len(routed.gate_up), 0 if shared is None else shared.inner)
+    build = slices_build(num_rows, top_k, x.dtype, routed.down_scale.dtype, *sizes)
+    assert build is not None
+    out, hidden = torch.empty_like(x), x.new_empty(num_rows, top_k, routed.inner)
+    shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
+    _gate_up(routed, x, hidden, shared, shared_hidden)
+    beside = None if shared is None else shared.down
+    inputs = (hidden, shared_hidden, routed.ids, weights, routed.down, routed.down_scale, beside)
+    blocks, threads = slices_grid(build)
+    shared_bytes = slices_bytes(build, num_rows, top_k)
+    kernel = jit.kernel(build, "moe_slices", x.device)
+    kernel.launch(blocks, threads, *inputs, out, num_rows, top_k, shared_bytes=shared_bytes, overlap=True)
     return out
 
 
@@ -119,6 +139,7 @@ def _launch(
 
 RUN: Mapping[Path, Callable[[Tensor, Tensor, ExpertSet, ExpertSet | None], Tensor]] = {
     "few": _run_few,
+    "slices": _run_slices,
     "rows": _run_rows,
     "many": _run_many,
 }

@@ -211,8 +211,9 @@ CASES = {
     "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose", "skinny_linear+DTYPE router"),
     "experts": Case(
         experts,
-        "moe_few_gate_up moe_few_down moe_gate_up moe_down moe_sum",
+        "moe_few_gate_up moe_few_down moe_gate_up moe_slices moe_down moe_sum",
         "moe_few_rows+DTYPE+PACKED+SCALE_DTYPE moe_few_rows+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH"
+        " moe_slices+DTYPE+PACKED+SCALE_DTYPE moe_slices+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+WHOLE_DOWN moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH+WHOLE_DOWN"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH moe_int4+PACKED+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+SCALE_DTYPE moe_int4",

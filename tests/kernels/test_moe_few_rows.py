@@ -27,14 +27,14 @@ SHARED = pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared
     ("shape", "path"),
     [
         ({}, "few"),
-        ({"num_rows": FEW_ROWS + 1}, "rows"),
-        ({"top_k": 9}, "rows"),  # a lane a pick
+        ({"num_rows": FEW_ROWS + 1}, "slices"),
+        ({"top_k": 9}, "slices"),  # a lane a pick
         ({"arch": "sm_80"}, "rows"),  # less shared memory
         ({"inner": 2048}, "rows"),  # wide experts keep every multiprocessor busy as they are
         ({"inner": 96}, "rows"),
-        ({"width": 96}, "rows"),
-        ({"width": 8448}, "rows"),  # more than 16 warps
-        ({"shared": 512}, "rows"),
+        ({"width": 96}, "slices"),
+        ({"width": 8448}, "slices"),  # more than 16 warps
+        ({"shared": 512}, "slices"),
         ({"dtype": F32}, "rows"),
         ({"scale": None}, "rows"),
         ({"dtype": F16, "scale": F32, "width": 256, "inner": 128, "shared": 128}, "few"),
