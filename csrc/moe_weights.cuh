@@ -103,6 +103,8 @@ struct Stage : Format_ {
 DEVICE void copy_weights(u8* shared, const u8* global) {
   // What createpolicy.fractional.L2::evict_first makes of 1.0: as a constant it costs no register of each thread.
   constexpr u64 EVICT_FIRST = 0x12F0000000000000;
+  // Of narrow models' copies with a policy ptxas (13.0) made ones that an H200 refuses as illegal instructions.
+  if constexpr (MODEL_WIDTH % 256) return copy_async(shared_address(shared), global);
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
                :
                : "r"(shared_address(shared)), "l"(global), "l"(EVICT_FIRST)

@@ -8,7 +8,7 @@ import torch
 from cuda import pathfinder
 
 from kdlab.kernels import jit
-from kdlab.kernels.moe_builds import FEW_ROWS, few_build, moe_path
+from kdlab.kernels.moe_builds import FEW_ROWS, few_build, moe_path, rows_build
 from kdlab.kernels.moe_int4 import moe_int4
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_pick_at_a_time, skipping
@@ -52,7 +52,8 @@ def test_copies_are_no_illegal_instructions(tmp_path):
     if tool is None:
         pytest.skip("nvdisasm is missing (package nvidia-cuda-nvdisasm)")
     shapes = [(F16, F32, 256, 128, 24, 128), (BF16, BF16, 512, 256, 24, 0), (BF16, BF16, 7168, 256, 384, 0)]
-    for cubin in jit.compile_all([(few_build(*shape), "sm_90a") for shape in shapes], workers=2).values():
+    builds = [few_build(*shape) for shape in shapes] + [rows_build(F16, F32, 64, 1024, 5)]
+    for cubin in jit.compile_all([(build, "sm_90a") for build in builds], workers=2).values():
         path = tmp_path / "kernel.cubin"
         path.write_bytes(cubin.content)
         code = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True).stdout
