@@ -105,7 +105,7 @@ AHEAD = {
     "head_norm_rope": "draft_attention",
     "draft_attention": "draft_merge",
     "moe_few_gate_up": "moe_few_down",
-    "moe_gate_up": "moe_down",
+    "moe_gate_up": "moe_down, moe_slices",
     "moe_down": "moe_sum",
     "verify_attention_wgmma": "verify_parts",
 }
