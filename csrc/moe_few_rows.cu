@@ -115,10 +115,8 @@ struct Slot {
 // of a lane's address and a uniform register ptxas (13.0) makes copies that an H200 refuses as illegal instructions.
 template <int BYTES, int COUNT>
 struct Slots {
-  u8 *first, *place;
+  u8 *first, *place = first;
 
-  DEVICE explicit Slots(u8* ring) : first(ring), place(ring) {}
-  DEVICE u8* at() const { return place; }
   DEVICE void next() { place = place + BYTES == first + COUNT * BYTES ? first : place + BYTES; }
 };
 
@@ -133,14 +131,12 @@ using DownSlot = Slot<INNER_GROUPS, DOWN_TILES>;
 
 // What the surplus of INT4 pairs adds to a product with two groups of these columns, negative.
 DEVICE void surplus(float (&start)[4], const u32 (&b)[2][4]) {
-  float sum[4] = {}, next[4];
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    multiply_from(next, SURPLUS, SURPLUS, 0, 0, b[k][0], b[k][1], sum);
-    multiply_from(sum, SURPLUS, SURPLUS, 0, 0, b[k][2], b[k][3], next);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) start[i] = sum[i];
+  const float zero[4] = {};
+  float next[4], half_start[4];
+  multiply_from(next, SURPLUS, SURPLUS, 0, 0, b[0][0], b[0][1], zero);
+  multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0][2], b[0][3], next);
+  multiply_from(next, SURPLUS, SURPLUS, 0, 0, b[1][0], b[1][1], half_start);
+  multiply_from(start, SURPLUS, SURPLUS, 0, 0, b[1][2], b[1][3], next);
 }
 
 DEVICE void pair_up(u32 (&b)[4], const uint4& v) {
@@ -230,14 +226,14 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
   __shared__ float sums[2][UP_WARPS][MOST_ROWS][TILE + 8];  // 8 more put rows into different banks
   __shared__ float2 surpluses[UP_WARPS][GROUPS / 2][4];  // of columns 2t, 2t + 1
   const int warp = warp_id(), g = lane_id() / 4, t = lane_id() % 4;
-  Slots<UpSlot::BYTES, UP_SLOTS> slots(ring + warp * (UP_SLOTS * UpSlot::BYTES)), filled = slots;
+  Slots<UpSlot::BYTES, UP_SLOTS> slots{ring + warp * (UP_SLOTS * UpSlot::BYTES)}, filled = slots;
   const auto unit_of = [&](int n) { return static_cast<int>(blockIdx.x + n * gridDim.x); };
   const auto start_shared = [&](int n) {
 #pragma unroll
     for (int i = 0; i < 2 * SHARED_FEATURES * DENSE_UNITS / WARP; ++i) {
       const int r = (lane_id() + i * WARP) / DENSE_UNITS, unit = (lane_id() + i * WARP) % DENSE_UNITS;
       const int row = r / SHARED_FEATURES * SHARED_WIDTH + unit_of(n) * SHARED_FEATURES + r % SHARED_FEATURES;
-      copy_weights(filled.at() + r * DENSE_BYTES + unit * 16,
+      copy_weights(filled.place + r * DENSE_BYTES + unit * 16,
                    shared_gate_up + (static_cast<i64>(row) * ROW_UNITS + warp * DENSE_UNITS + unit) * 16);
     }
   };
@@ -269,7 +265,7 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
       u32 expert, picks;
       chosen.find((unit - SHARED_UNITS) / UNIT_TILES, expert, picks);
       const int feature = (unit - SHARED_UNITS) % UNIT_TILES * UNIT_FEATURES;
-      UpSlot::start<MODEL_WIDTH / GROUP>(filled.at(), gate_up + expert * UP_WORDS, gate_up_scale + expert * UP_SCALES,
+      UpSlot::start<MODEL_WIDTH / GROUP>(filled.place, gate_up + expert * UP_WORDS, gate_up_scale + expert * UP_SCALES,
                                          warp * GROUPS, feature, INNER_WIDTH + feature, TILE);
     } else if (!last) {  // nothing of this kernel follows
       for (int b = blockIdx.x; b < DOWN_BLOCKS; b += gridDim.x) prefetch_down(b, chosen, down, down_scale, shared_down);
@@ -302,7 +298,7 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
     float(&sum)[4] = sums_of[0];
     copy_async_wait<UP_SLOTS - 1>();
     __syncwarp();
-    const u8* slot = slots.at();
+    const u8* slot = slots.place;
     if (routed) {
       UpSlot::multiply(sums_of, slot, [&](int j, u32(&columns)[2][4], float(&begin)[4]) {
         const float2 start_of = surpluses[warp][j / 2][t];
@@ -346,9 +342,8 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
       gate += sums[n % 2][w][r][f];
       up += sums[n % 2][w][r][features + f];
     }
-    const float value = routed ? INT4_VALUE : 1.0f;
-    gate *= value;
-    up *= value;
+    gate *= routed ? INT4_VALUE : 1.0f;
+    up *= routed ? INT4_VALUE : 1.0f;
     const Scalar result = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
     if (routed) {
       const int feature = (unit - SHARED_UNITS) % UNIT_TILES * UNIT_FEATURES + f;
@@ -382,10 +377,13 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
   __shared__ uint4 zeros[UNITS], columns[HELD];  // hidden
   __shared__ float sums[MOST_PICKS + MOST_ROWS * SHARED_GROUPS][PARTS * DOWN_ROWS];  // of picks, then the shared one's
   __shared__ float factors[MOST_PICKS];
+  const int num_picks = num_rows * top_k;
+  const u32 id = lane_id() < num_picks ? load_fresh(expert_ids + lane_id()) : NUM_EXPERTS;
+  const float factor = lane_id() < num_picks ? load_fresh(weights + lane_id()) : 0.0f;
   const int warp = warp_id(), part = warp % PARTS, share = warp / PARTS, g = lane_id() / 4, t = lane_id() % 4;
   const int first_feature = blockIdx.x * DOWN_FEATURES, features = min(DOWN_FEATURES, MODEL_WIDTH - first_feature);
   const int first_row = first_feature + part * DOWN_ROWS, rows = features - part * DOWN_ROWS;  // of this part, or more
-  Slots<DownSlot::BYTES, DOWN_SLOTS> slots(ring + warp * WARP_BYTES), filled = slots;
+  Slots<DownSlot::BYTES, DOWN_SLOTS> slots{ring + warp * WARP_BYTES}, filled = slots;
   u8* dense = ring + warp * WARP_BYTES + DOWN_SLOTS * DownSlot::BYTES;
   if (SHARED && share < SHARED_GROUPS) {
 #pragma unroll
@@ -396,15 +394,13 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
     }
   }
   copy_async_commit();
-  const int num_picks = num_rows * top_k;
-  const Chosen chosen(lane_id() < num_picks ? load_fresh(expert_ids + lane_id()) : NUM_EXPERTS);
-  const float factor = chosen.expert < NUM_EXPERTS ? load_fresh(weights + lane_id()) : 0.0f;
+  const Chosen chosen(id);
   const int count = chosen.count();
   const auto start = [&](int n) {
     if (share + n * SHARES < count) {
       u32 expert, picks;
       chosen.find(share + n * SHARES, expert, picks);
-      DownSlot::start<INNER_GROUPS>(filled.at(), down + expert * DOWN_WORDS,
+      DownSlot::start<INNER_GROUPS>(filled.place, down + expert * DOWN_WORDS,
                                     down_scale + expert * DOWN_SCALES, 0, first_row, first_row + 8, rows);
     }
     copy_async_commit();
@@ -429,10 +425,7 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
   }
   __syncthreads();
   const auto load_columns = [](u32(&b)[4], const uint4& v) {
-    b[0] = v.x;
-    b[1] = v.y;
-    b[2] = v.z;
-    b[3] = v.w;
+    b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
   };
   // Keeps what the lane has of one column.
   const auto store = [&](int column, const float (&sum)[DOWN_TILES][4], int c, float value) {
@@ -468,7 +461,7 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
     float sum[DOWN_TILES][4] = {};
     copy_async_wait<DOWN_SLOTS - 1>();
     __syncwarp();
-    DownSlot::multiply(sum, slots.at(), [&](int j, u32(&b)[2][4], float(&begin)[4]) {
+    DownSlot::multiply(sum, slots.place, [&](int j, u32(&b)[2][4], float(&begin)[4]) {
       load_columns(b[0], first[j * 4]);
       load_columns(b[1], second[j * 4 + 4]);
       surplus(begin, b);

@@ -118,7 +118,8 @@ def test_captured_layers_are_those_that_wait_for_one_another(layers, busy, rows,
     options = {"shared": shared, "busy": busy if late else None}
     graph = capture([lambda: traces.append(run_layers(x, layers, **options))])
     captured = traces[-1]
-    assert len(set(captured.ids_at)) < NUM_LAYERS, "the fault needs ids of several layers at one address"
+    if rows > 1:  # one row's results fill blocks as large as its ids', and take their places
+        assert len(set(captured.ids_at)) < NUM_LAYERS, "the fault needs ids of several layers at one address"
     for values in inputs:
         x.copy_(values)
         for out in captured.outs:
