@@ -204,7 +204,7 @@ struct Item {
 
 struct Shared {  // behind the stages
   u64 full[STAGES], empty[STAGES];  // of a stage: counts the copiers' lanes, the workers
-  u64 taken[TICKETS];
+  u64 taken[TICKETS];               // of an item: counts the taker's lanes
   Item items[TICKETS];
 };
 
@@ -268,8 +268,7 @@ struct Taker {
       item.run = ticket % runs;
       item.up = up;
     }
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(shared_address(&shared->taken[place.at]));
+    barrier_arrive(shared_address(&shared->taken[place.at]));  // every lane for itself: racecheck follows no __syncwarp
     place.turn();
   }
 };
@@ -410,7 +409,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
       barrier_init(shared_address(&shared->full[i]), COPIERS * WARP);
       barrier_init(shared_address(&shared->empty[i]), WORKERS);
     }
-    for (int i = 0; i < TICKETS; ++i) barrier_init(shared_address(&shared->taken[i]), 1);
+    for (int i = 0; i < TICKETS; ++i) barrier_init(shared_address(&shared->taken[i]), WARP);
     mbarrier_init_fence();
   }
   __syncthreads();
