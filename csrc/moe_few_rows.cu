@@ -5,7 +5,7 @@
 //   out  out [T,D] | between the kernels: hidden [T,k,I] and the shared expert's, PAIRED
 //   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t) + shared(x_t), e = expert_ids[t,s]
 //   cost U (3 D I / 2 + 3 D I / 32 scales) bytes for U distinct experts, 6 D I FLOP a pick: bound by bytes
-//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_few_rows.py | sm_80 and up; sm_90 overlaps
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_few_rows.py | sm_90, sm_100 (shared memory)
 //
 // A lane of a warp knows one of the at most 32 picks, so a warp finds the distinct experts without shared memory. Every
 // warp has a ring of its own, which its lanes fill and empty: no barrier stands in the stream of weights.
@@ -190,7 +190,6 @@ constexpr i64 DOWN_WORDS = UP_WORDS / 2, DOWN_SCALES = UP_SCALES / 2;
 // Asks L2 for what a block of moe_few_down will read.
 DEVICE void prefetch_down(int block, const Chosen& chosen, const u8* down, const u8* down_scale,
                           const u8* shared_down) {
-#if __CUDA_ARCH__ >= 900
   const auto prefetch = [](const u8* from, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
   };
@@ -204,7 +203,6 @@ DEVICE void prefetch_down(int block, const Chosen& chosen, const u8* down, const
     constexpr int ROW_BYTES = SHARED_WIDTH * sizeof(Scalar);
     prefetch(shared_down + static_cast<i64>(row) * ROW_BYTES, rows * ROW_BYTES);
   }
-#endif
 }
 
 // Any grid. Unit u is the shared expert's where u < SHARED_UNITS: its weights do not wait for the ids.
