@@ -1,9 +1,10 @@
-"""`kdlab bench round --gpus 8` and `bench collectives --gpus 8` from their command lines, on eight ranks over gloo.
+"""`kdlab bench round --gpus 8` and `bench collectives --gpus 4` from their command lines, on ranks over gloo.
 
 Models are tiny, rounds run on the CPU, and clocks are the host's. What ranks tell one another, which points they leave
 out together, what is written and what is printed is the commands' own.
 """
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -11,24 +12,24 @@ from types import SimpleNamespace
 
 import torch
 
-from kdlab.bench import collectives, read_rows, timing
+from kdlab.bench import collectives, read_rows, timing, write_rows
 from kdlab.bench.full_width import point, suite
 from kdlab.bench.full_width.point import Point, Rounds, rounds_at
 from kdlab.bench.full_width.random_pair import random_pair
 from kdlab.bench.full_width.table import point_table
 from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
+from kdlab.bench.rows import rows_frame
 from kdlab.cli import bench_round as verb
 from kdlab.cli import main
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.decode.round import Round
 from kdlab.model import ranks as ranks_of
 from kdlab.paths import DATA
+from tests.bench.test_collectives import collective_rows, round_rows
 from tests.rank_processes import run_ranks, values_of
 
 GPUS, CONTEXT, FULL = 8, 24, 3
-NO_ROOM = Point(2, 1, CONTEXT, 0.8)
-AR, TREE = Point(1, 1, CONTEXT, 0.8), Point(9, 2, CONTEXT, 0.8)
-POINTS = {"tp": (NO_ROOM, TREE), "ep": (AR, TREE)}
+NO_ROOM, TREE = Point(2, 1, CONTEXT, 0.8), Point(9, 2, CONTEXT, 0.8)
 
 
 def times_us(runs):
@@ -50,16 +51,10 @@ def tiny_pair(ranks, layers, device):
     return random_pair(target, drafter, ranks=ranks, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def commands(rank, folder):
-    """Run the commands of one rank, with the GPU's part made up; returns their statuses."""
-    times, tp, ep = (str(folder / f"{name}.parquet") for name in ("times", "tp", "ep"))
-    several = ["--gpus", str(GPUS), "--seconds"]
+def run_command(rank, *line):
+    """Run one rank of a command, with the GPU's part made up; returns its status."""
     make_up_gpus(rank)
-    return [
-        main(["bench", "round", *several, "100", "--out", tp]),
-        main(["bench", "collectives", *several, "0.2", "--out", times]),
-        main(["bench", "round", *several, "100", "--experts", "ep", "--collectives", times, "--out", ep]),
-    ]
+    return main([*line])
 
 
 def make_up_gpus(rank):
@@ -83,8 +78,7 @@ def make_up_gpus(rank):
     ceilings = [Ceiling(name, "TB/s", [1.0], "") for name in ("read", "matrix")]
     suite.measure_ceilings = lambda: Ceilings(tuple(ceilings))
     suite.k26_pair, suite._KEEP_S = tiny_pair, 0.0
-    runs = iter(POINTS.values())
-    suite.rank_points = lambda: [(one, False) for one in next(runs)]
+    suite.rank_points = lambda: [(one, False) for one in (NO_ROOM, TREE)]
     Round.capture, Rounds.place, point.rounds_at = lambda self: None, on_the_cpu, rounds
     timing.times_us = point.times_us = times_us
     timing._MIN_SAMPLES, point._FEWEST_TURNS, point._MOST_TURNS, point._SPARE_ROWS = 1, 1, 1, 256
@@ -92,23 +86,40 @@ def make_up_gpus(rank):
     collectives.LINKS, collectives.ROWS = 1, (1, 40)
 
 
-def test_eight_ranks_time_rounds_and_collectives_write_them_and_tell_of_them(tmp_path):
-    ended = run_ranks(GPUS, commands, tmp_path, folder=tmp_path)
-    assert values_of(ended) == [[0, 0, 0]] * GPUS
+def test_eight_ranks_time_their_rounds_leave_out_what_one_has_no_room_for_and_tell_of_it(tmp_path):
+    rounds, times = str(tmp_path / "rounds.parquet"), str(tmp_path / "times.parquet")
+    write_rows(collective_rows(ranks=GPUS), times)
+    line = ["bench", "round", "--gpus", str(GPUS), "--experts", "ep", "--collectives", times, "--out", rounds]
+    ended = run_ranks(GPUS, run_command, *line, folder=tmp_path)
+    assert values_of(ended) == [0] * GPUS
     first, *others = (one.said for one in ended)
     assert not "".join(others).strip()
-    assert first.count(f"{NO_ROOM}: left out, another rank has no room for it") == 1
-    assert "slice + collectives: not compared, collectives: expected times of all_reduce over 8 ranks" in first
-    for experts, wanted in POINTS.items():
-        rows = read_rows(tmp_path / f"{experts}.parquet")
-        assert set(rows["metric"]) == {"round", "floor", "loop", "row", "slice"}
-        assert (rows["simulated"]).all()
-        points = point_table(rows)
-        assert set(points["gpus"]) == set(points["ranks"]) == {GPUS}
-        assert set(points["experts"]) == {experts}
-        assert points["rows"].tolist() == [one.rows for one in wanted if one != NO_ROOM]
-        assert points[["us", "floor_us", "unrested", "gap"]].notna().all().all()
-    timed = collectives.collective_table(read_rows(tmp_path / "times.parquet"))
-    assert set(timed["ranks"]) == {2, 4, 8}
-    assert first.count("rounds over several GPUs, and the slice of one rank with the collectives added") == 1
-    assert "slice + collectives: " in first.split("rounds over several GPUs")[1]
+    assert f"{NO_ROOM}: left out, another rank has no room for it" in first
+    assert "rounds over several GPUs, and the slice of one rank with the collectives added" in first
+    assert "slice + collectives: " in first
+    rows = read_rows(rounds)
+    assert set(rows["metric"]) == {"round", "floor", "loop", "row", "slice"}
+    assert rows["simulated"].all()
+    (point,) = point_table(rows).to_dict("records")
+    assert (point["rows"], point["gpus"], point["ranks"], point["experts"]) == (TREE.rows, GPUS, GPUS, "ep")
+    assert all(math.isfinite(point[name]) for name in ("us", "floor_us", "unrested", "gap"))
+
+
+def test_collectives_are_timed_over_two_ranks_and_over_four(tmp_path):
+    times = str(tmp_path / "times.parquet")
+    line = ["bench", "collectives", "--gpus", "4", "--seconds", "0.2", "--out", times]
+    ended = run_ranks(4, run_command, *line, folder=tmp_path)
+    assert values_of(ended) == [0] * 4
+    assert not "".join(one.said for one in ended[1:]).strip()
+    timed = collectives.collective_table(read_rows(times))
+    assert set(timed["ranks"]) == {2, 4}
+    assert set(timed["op"]) == {"all_reduce", "all_gather"}
+
+
+def test_collectives_of_other_ranks_are_said_to_compare_with_nothing(tmp_path, capsys):
+    write_rows(rows_frame(round_rows(15_000.0, 9000.0, gpus=GPUS)), tmp_path / "rounds.parquet")
+    write_rows(collective_rows(ranks=2), tmp_path / "times.parquet")
+    files = ["--read", str(tmp_path / "rounds.parquet"), "--collectives", str(tmp_path / "times.parquet")]
+    assert main(["bench", "round", *files]) == 0
+    printed = capsys.readouterr().out
+    assert "slice + collectives: not compared, collectives: expected times of all_reduce over 8 ranks" in printed
