@@ -24,6 +24,7 @@
 #include "int4_pairs.cuh"
 #include "mma.cuh"
 #include "moe_many_plan.cuh"
+#include "moe_many_products.cuh"
 
 constexpr int WORKERS = 16, COPIERS = 4;  // warps
 constexpr int THREADS = (WORKERS + COPIERS) * WARP;
@@ -66,45 +67,6 @@ DEVICE u32 fragment_row(int worker, u32 g, u32 half) {
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------
-
-#define F8(d, i) F4(d, i), F4(d, i + 4)
-#define A4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
-// d [64 x 8 EIGHTS] += A B, A in registers, B K-major in shared memory.
-template <int EIGHTS>
-DEVICE void product(float (&d)[4 * EIGHTS], const u32 (&a)[4], u64 b) {
-  static_assert(EIGHTS <= 4 || EIGHTS == 6 || EIGHTS == 8, "forms that are written here");
-  if constexpr (EIGHTS == 1) {
-    asm volatile(WGMMA("m64n8k16") "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;"
-                 : F4(d, 0) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 2) {
-    asm volatile(WGMMA("m64n16k16") "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
-                 : F8(d, 0) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 3) {
-    asm volatile(WGMMA("m64n24k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, %16, 1, 1, 1, 0;"
-                 : F8(d, 0), F4(d, 8) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 4) {
-    asm volatile(WGMMA("m64n32k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                 "{%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
-                 : F8(d, 0), F8(d, 8) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 6) {
-    asm volatile(WGMMA("m64n48k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-                 "%21,%22,%23}, {%24,%25,%26,%27}, %28, 1, 1, 1, 0;"
-                 : F8(d, 0), F8(d, 8), F8(d, 16) : A4(a), "l"(b));
-  } else {
-    asm volatile(WGMMA("m64n64k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-                 "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
-                 : F32(d, 0) : A4(a), "l"(b));
-  }
-}
-
-// Waits until at most PENDING groups of products are under way.
-template <int PENDING, int COUNT>
-DEVICE void products_wait(float (&d)[COUNT]) {
-  wgmma_wait<PENDING>();
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
-}
 
 // What a worker's lane knows of a stage: offsets of its two rows of weights, and of its row of x, one of 8, and
 // chunk, for groups of even and of odd numbers.
