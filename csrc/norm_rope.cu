@@ -99,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               const i32* __restrict__ num_nodes,    // [S]
               Scalar* __restrict__ q,               // [S, N, H, WIDTH]
               i64 kv_stream, i64 kv_row, i64 q_stream, i64 q_row, i64 q_head, int num_heads, int num_pages,
-              int table_width, float eps, int interleaved) {
+              int table_width, float eps, int interleaved, int inputs_are_old) {
   __shared__ float scratch[THREADS / WARP];
   grid_dependency_launch();
   Latent latent;
   if (blockIdx.x == 0) Latent::load(latent.weight, weight);
-  grid_dependency_wait();
+  if (!inputs_are_old) grid_dependency_wait();
   const int row = blockIdx.y, stream = blockIdx.z;
   const i64 flat = i64(stream) * gridDim.y + row;
   cos += flat * PAIRS;
@@ -121,15 +121,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool inside = index >= 0 && index < i64(table_width) * PAGE;
     const i32 page = inside ? load_fresh(block_table + i64(stream) * table_width + index / PAGE) : -1;
     const float factor = latent.factor(eps, scratch);
-    if (row >= used || page < 0 || page >= num_pages) return;
-    Scalar* to = pages + (i64(page) * PAGE + index % PAGE) * WIDTH;
-    key.store(to + LATENT, 0, PAIRS, interleaved);
-    latent.store(to, factor);
+    if (row < used && page >= 0 && page < num_pages) {
+      Scalar* to = pages + (i64(page) * PAGE + index % PAGE) * WIDTH;
+      key.store(to + LATENT, 0, PAIRS, interleaved);
+      latent.store(to, factor);
+    }
   } else {
     const int first_head = (blockIdx.x - 1) * HEADS, count = min(HEADS, num_heads - first_head) * PAIRS;
     Rotation<HEADS * PAIRS> query;
     query.load(q_rope + stream * q_stream + row * q_row + first_head * q_head, q_head, count, cos, sin, interleaved);
-    if (row >= used) return;
-    query.store(q + (flat * num_heads + first_head) * WIDTH + LATENT, WIDTH, count, interleaved);
+    if (row < used) {
+      query.store(q + (flat * num_heads + first_head) * WIDTH + LATENT, WIDTH, count, interleaved);
+    }
   }
+  if (inputs_are_old) grid_dependency_wait();  // who waits for this kernel counts on the one ahead as well
 }

@@ -103,7 +103,7 @@ DEVICE void run(const Problem& p) {
   // Rows owner, owner + split, ...
   const auto rows_of = [&](int owner) { return (p.num_rows - owner + split - 1) >> shift; };
   const int own_rows = rows_of(rank);
-  grid_dependency_launch();
+  if (!COLUMNS) grid_dependency_launch();
   if (split > 1) {
     if (threadIdx.x == 0) {
       mbarrier_init(barrier, 1);
@@ -161,6 +161,8 @@ DEVICE void run(const Problem& p) {
     copy_async_commit();
   }
   grid_dependency_wait();
+  // Behind W_UK comes norm_rope, whose inputs are older than this kernel: from here on it may read them.
+  if (COLUMNS) grid_dependency_launch();
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; ++s) {
     if (first + s < end) copy_rows(first + s, s);

@@ -41,6 +41,7 @@ def norm_rope(
     *,
     eps: float,
     interleaved: bool,
+    inputs_are_old: bool = False,
     impl: str = "auto",
 ) -> None:
     """Write each used row's normed latent and rotated key into the cache, and its rotated queries into q[..., C:].
@@ -61,6 +62,8 @@ def norm_rope(
         q: [S, N, H, C + R] of the same dtype.
         eps: of the norm.
         interleaved: layout of the pairs, see `kdlab.kernels.rope.apply_rope`.
+        inputs_are_old: the kernel ahead in the stream writes none of these tensors but parts of q that this one leaves
+            alone, and either waits before it lets this one start or lets none start early: this one runs beside it.
         impl: "auto", "cuda" or "reference".
 
     Raises:
@@ -69,7 +72,7 @@ def norm_rope(
     """
     arguments = (kv, q_rope, norm_weight, cos, sin, pages, block_table, prefix_len, num_nodes, q)
     if _runs_kernel(*arguments, impl):
-        return _norm_rope(*arguments, eps, interleaved)
+        return _norm_rope(*arguments, eps, interleaved, inputs_are_old)
     return reference.norm_rope(*arguments, eps=eps, interleaved=interleaved)
 
 
@@ -168,6 +171,7 @@ def _norm_rope(
     q: Tensor,
     eps: float,
     interleaved: bool,
+    inputs_are_old: bool,
 ) -> None:
     streams, rows, heads, rope_dim = q_rope.shape
     if 0 in (streams, rows):
@@ -179,7 +183,7 @@ def _norm_rope(
         _THREADS,
         *(kv, q_rope, norm_weight, cos, sin, pages, block_table, prefix_len, num_nodes, q),
         *(np.int64(stride) for stride in strides),
-        *(heads, pages.shape[0], block_table.shape[1], float(eps), int(interleaved)),
+        *(heads, pages.shape[0], block_table.shape[1], float(eps), int(interleaved), int(inputs_are_old)),
         overlap=True,
     )
 

@@ -232,6 +232,7 @@ class LatentAttention(nn.Module):
                 *(plan.cos, plan.sin, pages, cache.block_table, plan.prefix_len, plan.rows.num_rows, q),
                 eps=config.latent_norm_eps,
                 interleaved=config.rope_interleave,
+                inputs_are_old=True,  # W_UK is ahead
             )
         scale = config.softmax_scale
         with stage("attention"):

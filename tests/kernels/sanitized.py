@@ -66,7 +66,8 @@ def layer():
             x, added, weight = (randn(*shape, dtype=dtype) for shape in ((rows, 256), (rows, 256), (256,)))
             add_norm(x, added if update else None, weight, 1e-5, impl="cuda")
         for interleaved in (False, True):
-            norm_rope(*test_norm_rope.new_case(dtype).to("cuda"), eps=1e-6, interleaved=interleaved, impl="cuda")
+            case = test_norm_rope.new_case(dtype).to("cuda")
+            norm_rope(*case, eps=1e-6, interleaved=interleaved, inputs_are_old=interleaved, impl="cuda")
         heads = test_head_norm_rope.new_case(dtype, dim=64).to("cuda")
         heads.heads("cuda")
         heads.append("cuda")

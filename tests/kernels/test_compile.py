@@ -99,7 +99,7 @@ ALONE = {"verify_merge_prefix"}
 
 
 STARTING = {"add_norm", "norm_rope", "norm_rows", "router_choose"}
-STARTING |= {"skinny_linear", "skinny_linear_columns", "verify_parts"}
+STARTING |= {"skinny_linear", "verify_parts"}
 """Kernels that let the next one begin before they have waited themselves: it may run beside the one two ahead."""
 AHEAD = {
     "head_norm_rope": "draft_attention",
@@ -107,6 +107,7 @@ AHEAD = {
     "moe_few_gate_up": "moe_few_down",
     "moe_gate_up": "moe_down, moe_slices",
     "moe_down": "moe_sum",
+    "skinny_linear_columns": "norm_rope",
     "verify_attention_wgmma": "verify_parts",
 }
 """Kernels, and the one behind each that reads before its own wait what was written before this one waited."""

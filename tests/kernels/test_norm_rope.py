@@ -245,4 +245,4 @@ def test_capture_replays_with_new_counts():
 
 @gpu
 def test_opcheck():
-    torch.library.opcheck(torch.ops.kdlab.norm_rope.default, (*new_case(torch.bfloat16).to("cuda"), EPS, True))
+    torch.library.opcheck(torch.ops.kdlab.norm_rope.default, (*new_case(torch.bfloat16).to("cuda"), EPS, True, False))
