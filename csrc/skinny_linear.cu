@@ -11,18 +11,20 @@
 // meet in shared memory, then those of the cluster's blocks in the block that owns the row (row % cluster), and are
 // added in a fixed order.
 //
-// -D constants: DTYPE 1 or 2 | ROWS, a multiple of 8 that T does not exceed | TILE outputs of a block | SLAB_INPUTS |
-// STAGES. The cluster is 1, 2, 4 or 8 blocks.
+// -D constants: DTYPE 1 or 2 | ROWS, a multiple of 8 that T does not exceed | TILE outputs of a block, FEATURE_WARPS
+// that share them | SLAB_INPUTS | STAGES. The cluster is 1, 2, 4 or 8 blocks.
 #include "hopper.cuh"
 #include "mma.cuh"
 
-#if !defined(DTYPE) || !defined(ROWS) || !defined(TILE) || !defined(SLAB_INPUTS) || !defined(STAGES)
-#error "DTYPE (see common.cuh), ROWS, TILE, SLAB_INPUTS and STAGES"
+#if !defined(DTYPE) || !defined(ROWS) || !defined(TILE) || !defined(FEATURE_WARPS)
+#error "DTYPE (see common.cuh), ROWS, TILE and FEATURE_WARPS"
+#endif
+#if !defined(SLAB_INPUTS) || !defined(STAGES)
+#error "SLAB_INPUTS and STAGES"
 #endif
 
-constexpr int THREADS = 256, WARPS = THREADS / WARP;
+constexpr int THREADS = 256, WARPS = THREADS / WARP, MAX_CLUSTER = 8;
 constexpr int SLAB = SLAB_INPUTS;                  // inputs of a stage
-constexpr int FEATURE_WARPS = TILE >= 64 ? 2 : 1;  // warps side by side along the outputs
 constexpr int WARP_FEATURES = TILE / FEATURE_WARPS, K_WARPS = WARPS / FEATURE_WARPS;
 constexpr int M_TILES = WARP_FEATURES / 16, N_TILES = ROWS / 8, K_STEPS = SLAB / K_WARPS / 16;
 constexpr int CHUNK = 8;                           // values in 16 bytes
@@ -145,28 +147,32 @@ DEVICE void run(const Problem& p) {
       }
     }
   };
-  const Scalar* x = p.x + matrix * p.x_matrix;
+  // All addresses are made before the wait: what stands behind it is a chain that nothing hides.
+  const Scalar* x_from[X::EACH];
+#pragma unroll
+  for (int i = 0; i < X::EACH; ++i) {
+    x_from[i] = p.x + matrix * p.x_matrix + X::row(i) * p.x_row + first * SLAB + X::chunk() * CHUNK;
+  }
   auto copy_rows = [&](int slab, int slot) {
 #pragma unroll
     for (int i = 0; i < X::EACH; ++i) {
       if (X::row(i) < p.num_rows) {
         copy_async(place<SLAB * 2>(ring + slot * STAGE_BYTES + WEIGHT_BYTES, X::row(i), X::chunk()),
-                   x + X::row(i) * p.x_row + slab * SLAB + X::chunk() * CHUNK);
+                   x_from[i] + (slab - first) * SLAB);
       }
     }
   };
-#pragma unroll 1
+#pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     if (first + s < end) copy_weights(first + s, s);
-    copy_async_commit();
   }
   grid_dependency_wait();
   // Behind W_UK comes norm_rope, whose inputs are older than this kernel: from here on it may read them.
   if (COLUMNS) grid_dependency_launch();
-#pragma unroll 1
+#pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     if (first + s < end) copy_rows(first + s, s);
-    copy_async_commit();
+    copy_async_commit();  // the first one's group holds all of W's copies as well
   }
 
   float total[M_TILES][N_TILES][4] = {};
@@ -248,8 +254,9 @@ DEVICE void run(const Problem& p) {
   const auto sum_of = [&](int own, int quad) {
     if (split == 1) return block_sum_of(own, quad);
     float4 sum = *reinterpret_cast<const float4*>(inbox.sums[own][quad]);
-    for (int r = 1; r < split; ++r) {
-      sum = add(sum, *reinterpret_cast<const float4*>(inbox.sums[r * own_rows + own][quad]));
+#pragma unroll
+    for (int r = 1; r < MAX_CLUSTER; ++r) {
+      if (r < split) sum = add(sum, *reinterpret_cast<const float4*>(inbox.sums[r * own_rows + own][quad]));
     }
     return sum;
   };

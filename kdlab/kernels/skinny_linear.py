@@ -23,11 +23,14 @@ from kdlab.kernels.skinny_plan import (
     MAX_ROWS,
     MIN_STAGES,
     ROWS,
+    SAME_ROWS,
     SLAB,
     THREADS,
     Plan,
     build,
+    count_blocks,
     has_room,
+    holds_all,
     make_plan,
     shared_bytes,
 )
@@ -42,7 +45,7 @@ def skinny_linear(
 ) -> Tensor:
     """Multiply rows by a weight matrix: y = x W^T, or silu(x G^T) * (x U^T) for W = [G; U].
 
-    The kernel's result of a row does not depend on how many rows there are, up to MAX_ROWS, bit for bit; under "auto"
+    The kernel's result of a row does not depend on how many rows there are, up to SAME_ROWS, bit for bit; under "auto"
     it does, where torch runs for more rows than `choose_linear` gives to the kernel. The kernel may read the weights
     before the one ahead in the stream has ended: nothing may have written them just before.
 
@@ -137,8 +140,8 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     """Return "skinny" where the kernel runs and is the faster one, "torch" elsewhere.
 
     Both are the same product, in other orders of adding. Measured on an H200 against cuBLAS, in CUDA graphs: at one
-    rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.7 of its time at 1 to 8 rows, 0.5 to 0.9 at 33 and 0.8 to 1.0
-    at 64; from 60 MB on the two meet at 33 rows.
+    rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.7 of its time at 1 to 8 rows, 0.5 to 0.9 at 33, 0.7 to 0.9 at
+    64, and 0.7 to 0.9 at 72 of those that `holds_all` names; from 60 MB on the two meet at 33 rows.
 
     Args:
         x: [B, T, K] on a GPU.
@@ -150,9 +153,11 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     if (x.shape[1] > _LARGE_ROWS and weight[0].numel() >= LARGE) or not has_room(*sizes, arch):
         return "torch"
     plan = make_plan(*sizes, arch)
+    blocks = count_blocks(plan, weight.shape[1], len(weight))
+    if x.shape[1] > SAME_ROWS and not holds_all(plan, *sizes[1:]):
+        return "torch"
     # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 8.3 us against 4.9, their q_b
     # 10.9 against 12.4 at one row and 14.9 against 13.0 at 33.
-    blocks = -(-weight.shape[1] // plan.tile) * plan.split * len(weight)
     if blocks > _MOST_BLOCKS or (blocks > _FEW_BLOCKS and plan.rows > 16):
         return "torch"
     return "skinny"
@@ -276,7 +281,11 @@ def _(*_: object) -> None:
     """`out` is written in place: there is nothing to describe."""
 
 
-# Of a rank of 8: the shape of q_a with kv_a, whose builds all small matrices share, and that of the drafter's fc.
-BUILDS = tuple(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in ROWS) + tuple(
-    build(torch.bfloat16, make_plan(rows, 7168, 5376, 1)) for rows in ROWS if rows <= _LARGE_ROWS
+# Of a rank of 8: the shape of q_a with kv_a, whose builds most small matrices share, those of the router and of W_UK
+# where they have their own, and that of the drafter's fc.
+BUILDS = (
+    *(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in ROWS if rows <= SAME_ROWS),
+    *(build(torch.bfloat16, make_plan(rows, 384, 7168, 1)) for rows in ROWS if rows > SAME_ROWS),
+    *(build(torch.bfloat16, make_plan(rows, 512, 128, 8)) for rows in (8, MAX_ROWS)),
+    *(build(torch.bfloat16, make_plan(rows, 7168, 5376, 1)) for rows in ROWS if rows <= _LARGE_ROWS),
 )

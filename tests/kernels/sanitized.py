@@ -130,8 +130,8 @@ def candidates_and_samples(rows):
 
 def linear():
     """Products by one block a tile and by clusters: gated, with float32 results, a matrix a head, the router's."""
-    for rows in (1, 9):
-        for inputs in (128, 1024):
+    for rows in (1, 9, 70):
+        for inputs in (128, 2048):  # a slab a block, and two
             x, weight = randn(rows, inputs), randn(64, inputs)
             skinny_linear.skinny_linear(x, weight, impl="cuda")
             skinny_linear.skinny_linear(x, weight, gated=True, impl="cuda")

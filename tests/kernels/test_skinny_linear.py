@@ -8,6 +8,7 @@ from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDev
 from kdlab.kernels import skinny_linear as module
 from kdlab.kernels.skinny_linear import (
     MAX_ROWS,
+    SAME_ROWS,
     choose_linear,
     make_plan,
     skinny_linear,
@@ -20,7 +21,7 @@ gpu = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
 # Of one rank of 8: q_a with kv_a, q_b, o_proj, the shared expert, its down_proj, the router; then few outputs.
 SHAPES = [(2112, 7168), (1536, 1536), (7168, 1024), (512, 7168), (7168, 256), (384, 7168), (8, 128), (72, 384)]
-ROWS = [1, 2, 7, 8, 9, 16, 17, 33, 40, 41, 63, 64]
+ROWS = [1, 2, 7, 8, 9, 16, 17, 33, 40, 41, 63, 64, 65, 71]
 
 
 def new_case(rows, features, inputs, dtype=torch.bfloat16, matrices=None, seed=0):
@@ -97,7 +98,7 @@ def test_wrong_arguments_of_the_batched_form_are_named():
 @pytest.mark.parametrize("matrices", [1, 8])
 def test_plans_do_not_depend_on_the_rows(features, inputs, matrices, arch):
     plans = [make_plan(rows, features, inputs, matrices, arch) for rows in range(1, MAX_ROWS + 1)]
-    assert len({plan[:3] for plan in plans}) == 1  # so that sums, and bits, do not
+    assert len({plan[:4] for plan in plans[:SAME_ROWS]}) == 1  # so that sums, and bits, do not
     for rows, plan in enumerate(plans, 1):
         assert rows <= plan.rows <= MAX_ROWS
         assert plan.split in (1, 2, 4, 8)
@@ -105,17 +106,23 @@ def test_plans_do_not_depend_on_the_rows(features, inputs, matrices, arch):
         assert plan.split <= inputs // plan.slab
         assert arch in module.build(torch.bfloat16, plan).archs
         assert plan.stages >= 3 or (arch == "sm_120a" and rows > 40)  # where choose_linear says torch
+        assert module.shared_bytes(plan) <= {"sm_90a": 232_448, "sm_120a": 101_376}[arch]
 
 
 @pytest.mark.parametrize(
     ("features", "inputs", "matrices", "rows", "expected"),
     [
         (2112, 7168, 1, 64, "skinny"),  # q_a and kv_a
+        (2112, 7168, 1, 65, "torch"),
+        (7168, 1024, 1, 65, "torch"),  # o_proj
+        (384, 7168, 1, 72, "skinny"),  # the router
+        (384, 7168, 1, 73, "torch"),
         (64 * 192, 1536, 1, 16, "skinny"),  # q_b of all heads, in two waves of blocks
         (64 * 192, 1536, 1, 17, "torch"),
-        (8 * 192, 1536, 1, 64, "skinny"),  # of one rank's
+        (8 * 192, 1536, 1, 72, "skinny"),  # of one rank's
         (512, 128, 64, 1, "torch"),  # the latent projection of all heads
-        (512, 128, 8, 64, "skinny"),
+        (512, 128, 8, 72, "skinny"),
+        (128, 512, 8, 72, "skinny"),
         (7168, 5376, 1, 40, "skinny"),  # the drafter's fc
         (7168, 5376, 1, 41, "torch"),
     ],
@@ -139,7 +146,7 @@ def test_fake_tensors():
         assert skinny_linear(x, weight, gated=True, impl="cuda").shape == (3, 8)
         assert skinny_linear(x, weight, dtype=torch.float32, impl="cuda").dtype == torch.float32
         assert skinny_matmul(new(2, 3, 256), new(2, 256, 64), impl="cuda").shape == (2, 3, 64)
-        for rows, inputs, dtype in ((3, 256, torch.float32), (0, 256, x.dtype), (65, 256, x.dtype), (3, 200, x.dtype)):
+        for rows, inputs, dtype in ((3, 256, torch.float32), (0, 256, x.dtype), (73, 256, x.dtype), (3, 200, x.dtype)):
             with pytest.raises(NotSupported, match="skinny_linear"):
                 skinny_linear(new(rows, inputs, dtype=dtype), new(16, inputs, dtype=dtype), impl="cuda")
         for features, inputs in ((0, 256), (16, 0)):
@@ -181,16 +188,17 @@ def test_cost():
 def test_kernel_against_float64(features, inputs, dtype):
     x, weight = (t.cuda() for t in new_case(MAX_ROWS, features, inputs, dtype))
     exact, plain = run_reference(x, weight)
-    whole = run(x, weight)
+    whole, same = run(x, weight), run(x[:SAME_ROWS], weight)
     assert_within_budget(whole, exact, plain)
     assert_faults_are_found(whole, exact, plain, tile=8)
-    for rows in ROWS[:-1]:
-        some = run(x[:rows], weight)
-        assert torch.equal(some, whole[:rows]), f"{rows} rows: other bits than among {MAX_ROWS}"
+    for rows in ROWS:
+        some, wanted = run(x[:rows], weight), same if rows <= SAME_ROWS else whole
+        assert torch.equal(some, wanted[:rows]), f"{rows} rows: other bits than among {len(wanted)}"
+    assert_within_budget(same, exact[:SAME_ROWS], plain[:SAME_ROWS])
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 9, 33, 64])
+@pytest.mark.parametrize("rows", [1, 9, 33, 64, 72])
 @pytest.mark.parametrize(("features", "inputs"), [(512, 7168), (48, 256), (4608, 1024)], ids=str)
 def test_gated_and_float32_results(features, inputs, rows):
     x, weight = (t.cuda() for t in new_case(rows, features, inputs))
@@ -216,7 +224,7 @@ def test_large_matrices_of_the_drafter(features, inputs, gated):
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 9, 33, 64])
+@pytest.mark.parametrize("rows", [1, 9, 33, 64, 72])
 @pytest.mark.parametrize(("features", "inputs", "columns"), [(512, 128, True), (128, 512, False), (192, 384, True)])
 def test_batched_on_views_of_wider_tensors(features, inputs, columns, rows):
     heads = 8
@@ -238,7 +246,7 @@ def test_batched_on_views_of_wider_tensors(features, inputs, columns, rows):
 
 @gpu
 def test_auto_takes_torch_where_the_kernel_does_not_run():
-    for rows, features, inputs, dtype in ((65, 64, 256, torch.bfloat16), (3, 64, 96, torch.bfloat16),
+    for rows, features, inputs, dtype in ((73, 64, 256, torch.bfloat16), (3, 64, 96, torch.bfloat16),
                                           (3, 64, 256, torch.float32), (0, 64, 256, torch.bfloat16)):  # fmt: skip
         x, weight = (t.cuda() for t in new_case(rows, features, inputs, dtype))
         assert torch.equal(skinny_linear(x, weight), torch.nn.functional.linear(x, weight))
