@@ -10,6 +10,7 @@ from cuda import pathfinder
 from kdlab.kernels import jit
 from kdlab.kernels.moe_builds import FEW_ROWS, few_build, moe_path, rows_build
 from kdlab.kernels.moe_int4 import moe_int4
+from kdlab.kernels.moe_slices import slices_build
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_pick_at_a_time, skipping
 
@@ -53,6 +54,7 @@ def test_copies_are_no_illegal_instructions(tmp_path):
         pytest.skip("nvdisasm is missing (package nvidia-cuda-nvdisasm)")
     shapes = [(F16, F32, 256, 128, 24, 128), (BF16, BF16, 512, 256, 24, 0), (BF16, BF16, 7168, 256, 384, 0)]
     builds = [few_build(*shape) for shape in shapes] + [rows_build(F16, F32, 64, 1024, 5)]
+    builds += [slices_build(33, 8, *shape) for shape in (shapes[0], (BF16, BF16, 7168, 256, 384, 256))]
     for cubin in jit.compile_all([(build, "sm_90a") for build in builds], workers=2).values():
         path = tmp_path / "kernel.cubin"
         path.write_bytes(cubin.content)
