@@ -140,7 +140,7 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     """Return "skinny" where the kernel runs and is the faster one, "torch" elsewhere.
 
     Both are the same product, in other orders of adding. Measured on an H200 against cuBLAS, in CUDA graphs: at one
-    rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.7 of its time at 1 to 8 rows, 0.5 to 0.9 at 33, 0.7 to 0.9 at
+    rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.8 of its time at 1 to 8 rows, 0.7 to 0.9 at 33, 0.7 to 1.0 at
     64, and 0.7 to 0.9 at 72 of those that `holds_all` names; from 60 MB on the two meet at 33 rows.
 
     Args:
@@ -156,8 +156,8 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     blocks = count_blocks(plan, weight.shape[1], len(weight))
     if x.shape[1] > SAME_ROWS and not holds_all(plan, *sizes[1:]):
         return "torch"
-    # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 8.3 us against 4.9, their q_b
-    # 10.9 against 12.4 at one row and 14.9 against 13.0 at 33.
+    # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 4.4 us against 4.9 at one
+    # row, 7.9 against 6.0 at 33, their q_b 9.3 against 12.4 and 14.6 against 13.1.
     if blocks > _MOST_BLOCKS or (blocks > _FEW_BLOCKS and plan.rows > 16):
         return "torch"
     return "skinny"
