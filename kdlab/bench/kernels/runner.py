@@ -164,7 +164,7 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
         begin = time.monotonic()
         share = (run.deadline - begin) / (len(cases) - done)
         if share <= 0.0:
-            run.messages[f"out of time: {len(cases) - done} cases left out, from {case.name}"] = None
+            run.messages[_out_of_time(cases, done)] = None
             break
         budget = min(_MOST_CASE_S, max(_LEAST_CASE_S, share - set_up_s))
         try:
@@ -179,6 +179,14 @@ def _time_cases(run: _Run, cases: Sequence[Case], progress: Progress | None) -> 
         if progress is not None:
             progress(done + 1, len(cases))
     return costs
+
+
+def _out_of_time(cases: Sequence[Case], done: int) -> str:
+    """Say how many cases are left out, from which on, and the ops that have no time at all for it."""
+    timed = {case.op for case in cases[:done]}
+    untimed = dict.fromkeys(case.op for case in cases[done:] if case.op not in timed)
+    words = f"out of time: {len(cases) - done} cases left out, from {cases[done].name}"
+    return f"{words}; nothing is timed of {', '.join(untimed)}" if untimed else words
 
 
 def _time_case(run: _Run, case: Case, seconds: float) -> Cost:
