@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import Progress, print_json, print_table, say
 from kdlab.cli.ranks import add_gpu_option, is_started_rank, join_gpus, require_gpus, run_on_ranks
-from kdlab.cli.usage import add_verb
+from kdlab.cli.usage import add_verb, new_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def add_bench_round(benchmarks: Any) -> None:
     parser.add_argument("--read", nargs="+", metavar="FILE", help="time nothing: print the tables of recorded rows")
     times = "recorded by `kdlab bench collectives`, for rounds of several GPUs (default: the shipped ones, if any)"
     parser.add_argument("--collectives", metavar="FILE", help=times)
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
     examples = """
         kdlab bench collectives --gpus 2
         kdlab bench collectives --gpus 4 --out data/recorded/all-reduce-h200.parquet
@@ -47,19 +47,19 @@ def add_bench_round(benchmarks: Any) -> None:
     add_gpu_option(parser)
     parser.set_defaults(gpus=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="for all of it (default: %(default)s)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
 
 
 def run_bench_round(arguments: argparse.Namespace) -> int:
     """Time rounds; print a line a point, the slowest stages against floors, the goals, and ranks against a slice."""
-    from kdlab.bench import read_rows, write_rows
+    from kdlab.bench import write_rows
 
+    if arguments.collectives and not is_started_rank():  # not found to be wrong behind all the rounds
+        _read("--collectives", [arguments.collectives], "all_reduce", "collectives")
     if arguments.read:
-        return _tell(arguments, _read(arguments.read), ())
+        return _tell(arguments, _read("--read", arguments.read, "round", "round"), ())
     if arguments.gpus > 1:
         require_gpus(arguments.gpus, "bench round")
-    if arguments.collectives and not is_started_rank():
-        read_rows(arguments.collectives)  # not found to be missing behind all the rounds
     if (status := run_on_ranks(arguments, "gpus")) is not None:
         return status
     from kdlab.bench.full_width.suite import bench_round
@@ -86,13 +86,15 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
     return _tell(arguments, found.rows, found.messages)
 
 
-def _read(files: list[str]) -> "pd.DataFrame":
+def _read(option: str, files: list[str], op: str, benchmark: str) -> "pd.DataFrame":
+    """Read the rows of a benchmark, which are known by one of their ops."""
     from kdlab.bench import read_rows
     from kdlab.errors import ArgumentError
 
     rows = read_rows(*files)
-    if "round" not in set(rows["op"]):
-        raise ArgumentError("--read", "rows of `kdlab bench round`", f"rows of {', '.join(sorted(set(rows['op'])))}")
+    if op not in set(rows["op"]):
+        found = ", ".join(sorted(set(rows["op"]))) or "nothing"
+        raise ArgumentError(option, f"rows of `kdlab bench {benchmark}`", f"rows of {found}")
     return rows
 
 

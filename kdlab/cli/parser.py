@@ -7,7 +7,7 @@ from kdlab.cli import bench_round, bench_verbs, doctor, grid_verb, model_verbs, 
 from kdlab.cli.profile_verb import add_profile
 from kdlab.cli.ranks import add_rank_options
 from kdlab.cli.trace_verbs import add_traces
-from kdlab.cli.usage import add_group, add_verb, names, numbers
+from kdlab.cli.usage import add_group, add_verb, names, new_file, numbers
 from kdlab.source import VERSION
 
 STATUSES = """exit status:
@@ -92,7 +92,7 @@ def _add_generate(verbs: Any) -> None:
     budget = "tree nodes without the root; for chain its length, at most the drafter's slots; for beam the most nodes"
     parser.add_argument("--budget", type=int, default=32, help=f"{budget} (default: %(default)s)")
     parser.add_argument("--width", type=int, metavar="N", help="nodes a depth; needed by --method beam, and only there")
-    parser.add_argument("-o", "--output", metavar="FILE", help="save every round as Parquet")
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="save every round as Parquet")
     ranges = "push an NVTX range for every stage: `nsys profile kdlab generate ... --nvtx`"
     parser.add_argument("--nvtx", action="store_true", help=ranges)
 
@@ -106,7 +106,7 @@ def _add_record(verbs: Any) -> None:
     parser = add_verb(verbs, "record", model_verbs.run_record, text, examples, PROMPT_FILE)
     _add_model_options(parser)
     parser.add_argument("--top-k", type=int, default=64, help="draft candidates kept a slot (default: %(default)s)")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the Parquet file to write")
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", required=True, help="the file to write")
 
 
 def _add_sweep(verbs: Any) -> None:
@@ -141,7 +141,7 @@ def _add_bench(verbs: Any) -> None:
     parser.add_argument("--seconds", type=float, default=25.0, help=long)
     parser.add_argument("--ops", type=names, metavar="OP,...", help="(default: all)")
     parser.add_argument("--heads", type=numbers, metavar="H,...", help="64, or 8 as on one rank of 8 (default: both)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
     bench_round.add_bench_round(benchmarks)
     _add_bench_rounds(benchmarks)
     examples = """
@@ -150,7 +150,7 @@ def _add_bench(verbs: Any) -> None:
     """
     text = "Count the bytes that each attention kernel reads, under Nsight Compute (`ncu`); needs a GPU."
     parser = add_verb(benchmarks, "counters", bench_verbs.run_bench_counters, text, examples)
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
     examples = """
         kdlab bench compare first.parquet second.parquet
     """
@@ -173,7 +173,7 @@ def _add_bench_rounds(benchmarks: Any) -> None:
     parser.add_argument("--prompts", type=int, default=10, metavar="N", help="of each kind (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the result rows as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
 
 
 def _add_run(verbs: Any) -> None:

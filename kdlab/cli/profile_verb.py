@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdlab.cli.output import print_json, print_table, say
-from kdlab.cli.usage import add_group, add_verb, names, numbers
+from kdlab.cli.usage import add_group, add_verb, names, new_file, numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ def _add_shared(parser: argparse.ArgumentParser, sources: str, seconds: float) -
     parser.add_argument("--only", choices=("timeline", "counters"), help=f"(default: {sources})")
     limit = "for all of it; what is under way then ends within half a minute (default: %(default)s)"
     parser.add_argument("--seconds", type=float, default=seconds, help=limit)
-    parser.add_argument("-o", "--out", metavar="FILE", help="save the launches as Parquet")
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the launches as Parquet")
 
 
 def run_profile_round(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -59,6 +60,13 @@ def names(text: str) -> list[str]:
 def numbers(text: str) -> list[int]:
     """Read an option of whole numbers with commas between them."""
     return [int(number) for number in names(text)]
+
+
+def new_file(text: str) -> str:
+    """Read an option of a file to write: a folder is refused before the work that the file is for."""
+    if not text or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, got {text!r}, a folder" if text else "expected a file")
+    return text
 
 
 def _add_parser(verbs: Any, name: str, text: str, examples: str, notes: str) -> argparse.ArgumentParser:

@@ -64,7 +64,8 @@ def test_json_has_the_same_and_null_for_what_is_not_known(ran, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["--ops", "sort"], "ops: expected one of"), (["--heads", "7"], "heads: expected one of"),
-     (["--heads", "x"], "invalid"), (["--seconds", "-1"], "seconds: expected")],
+     (["--heads", "x"], "invalid"), (["--seconds", "-1"], "seconds: expected"),
+     (["--out", "/"], "expected a file, got '/', a folder"), (["--out", ""], "expected a file")],
 )  # fmt: skip
 def test_bad_words_are_refused(words, message, capsys):
     assert main(["bench", "kernels", *words]) == 2
@@ -79,5 +80,6 @@ def test_without_a_gpu_there_is_nothing_to_count(monkeypatch, capsys):
 
 def test_rows_of_another_benchmark_are_no_rounds(ran, tmp_path, capsys):
     assert main(["bench", "kernels", "--out", f"{tmp_path}/rows.parquet"]) == 0
-    assert main(["bench", "round", "--read", f"{tmp_path}/rows.parquet"]) == 2
-    assert "--read: expected rows of `kdlab bench round`, got rows of" in capsys.readouterr().err
+    for option, benchmark in (("--read", "round"), ("--collectives", "collectives")):
+        assert main(["bench", "round", option, f"{tmp_path}/rows.parquet"]) == 2
+        assert f"{option}: expected rows of `kdlab bench {benchmark}`, got rows of" in capsys.readouterr().err
