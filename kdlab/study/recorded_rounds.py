@@ -56,6 +56,11 @@ class WholeTime:
         return int(self.key[2])
 
     @property
+    def experts(self) -> str:
+        """How they are split over ranks."""
+        return str(self.key[5])
+
+    @property
     def tokens(self) -> int:
         """T, rows of all streams."""
         return self.rows * self.streams

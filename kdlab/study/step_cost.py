@@ -26,6 +26,7 @@ LAUNCH_US = 1.1
 """What a kernel costs in a CUDA graph that does nothing: added to a floor for each launch."""
 _VALUE = 2  # bytes of bfloat16
 _ATTENTION_TILE, _MULTIPROCESSORS = 64, 132  # (row, head) pairs of a tile of attention; an H200's, a block each
+_TILE_PRICE = 1.3  # of a tile's operations beside plain products', as a softmax stands between; recorded: 1.2 to 1.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Stage:
         replicated: of the bytes, those that every rank reads alike, whatever the number of ranks.
         parts: pieces to which its work is dealt out and which are put together one behind the other, over all calls.
         hides: it loads while it computes, so that the shorter of its two times costs nothing.
+        tiled: operations that its time goes by in place of the cost's: of whole tiles, unused rows too; 0: the cost's.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Stage:
     replicated: int = 0
     parts: int = 0
     hides: bool = False
+    tiled: float = 0.0
 
     def floor_us(self, *, bytes_per_s: float, flops_per_s: float, launch_us: float) -> float:
         """Return microseconds that no implementation beats, see the module's first lines."""
@@ -185,7 +188,9 @@ def _attention_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
     one = verify_attention_cost(step.rows, [step.context] * step.streams, heads, latent_dim=latent, rope_dim=rope)
     keys = layers * _VALUE * step.streams * (step.context + step.rows) * (latent + rope)
     parts = layers * _attention_parts(step, heads)
-    yield Stage("attention", _times(one, layers), layers, keys, parts, hides=True)
+    pairs = step.rows * heads
+    whole_tiles = _TILE_PRICE * -(-pairs // _ATTENTION_TILE) * _ATTENTION_TILE / pairs
+    yield Stage("attention", _times(one, layers), layers, keys, parts, True, whole_tiles * layers * one.flops)
     yield Stage("o_proj", linear_cost(rows, heads * target.v_head_dim, width, layers), layers)
 
 

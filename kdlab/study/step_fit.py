@@ -4,10 +4,14 @@ A stage takes slope * (the longer of its bytes' and its operations' time) + rest
 launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the
 times of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that
 is bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts, and no rest: with
-a rest, rounds of 8 rows of 32 streams at 8k, no stage of which was timed, come out too long by an eighth. A whole round
-takes scale * the sum of its stages + a fixed time, fitted to whole rounds alike: it is not what its stages take alone.
-What whole rounds are still off by depends on the rows of all streams, with or without a drafter, and is put right by
-that: kernels change their ways with rows. Collectives come on top, see `collectives`.
+a rest, one row of 16 streams at 32k, no stage of which was timed, comes out too long by a sixth. It goes by operations
+of whole tiles: by those of used rows alone, that round is too long by a quarter and 17 rows of as many streams (136 of
+192 pairs) are too short by a seventh.
+A whole round takes scale * the sum of its stages + a fixed time, fitted to whole rounds alike. What it is still off by
+depends on the rows of all streams, with or without a drafter, and on how experts are split, and is put right by rounds
+of the same: kernels change their ways with these. Stages were timed with sliced experts alone; by them rounds of whole
+experts come out too short by a tenth at one row, too long by a sixth at 2,080. Collectives come on top, see
+`collectives`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +39,7 @@ class StageFit:
 
     Attributes:
         residuals: (fitted - measured) / measured, a point each.
+        tiles: a stage computes whole tiles; a floor does not.
     """
 
     slope: float
@@ -42,10 +47,11 @@ class StageFit:
     launch_us: float
     residuals: tuple[float, ...] = ()
     part_us: float = 0.0
+    tiles: bool = True
 
     def us(self, stage: Stage, gpu: Gpu) -> float:
         """Return the microseconds of a stage on a GPU, whose kernels are taken to be as good as the fitted ones."""
-        shorter, longer = _work_us(stage, gpu)
+        shorter, longer = _work_us(stage, gpu, self.tiles)
         work = self.slope * longer + self.rest * shorter
         return work + self.launch_us * stage.launches + self.part_us * stage.parts
 
@@ -77,7 +83,7 @@ class RoundFit:
         stages: by name.
         scale, extra_us: a whole round takes scale * the sum of its stages + extra_us.
         residuals: (fitted - measured) / measured, a whole round each, before it is put right.
-        corrections: of rounds without and with a drafter.
+        corrections: by whether a drafter runs and how experts are split.
         checked: what each whole round is off by when it is put right by those of other shapes alone.
         all_reduce: of collectives.
         measured: False where the stages stand at their floors, see `floor_fit`.
@@ -88,7 +94,7 @@ class RoundFit:
     scale: float = 1.0
     extra_us: float = 0.0
     residuals: tuple[float, ...] = ()
-    corrections: Mapping[bool, Correction] = field(default_factory=dict)
+    corrections: Mapping[tuple[bool, str], Correction] = field(default_factory=dict)
     checked: tuple[float, ...] = ()
     all_reduce: AllReduce = MODELLED
     measured: bool = True
@@ -108,15 +114,16 @@ class RoundFit:
         """How far a whole round is typically off: the median size of `checked`; 0 where nothing was measured."""
         return float(np.median(np.abs(self.checked))) if self.checked else 0.0
 
-    def whole_us(self, stages_us: float, tokens: int, *, drafts: bool) -> float:
+    def whole_us(self, stages_us: float, tokens: int, *, drafts: bool, experts: str) -> float:
         """Return the microseconds of a whole round, put right.
 
         Args:
             stages_us: of all its stages together.
             tokens: rows of all streams.
             drafts: the drafter runs.
+            experts: how they are split; rounds of a way that was not recorded are not put right.
         """
-        right = self.corrections.get(drafts)
+        right = self.corrections.get((drafts, experts))
         return (self.scale * stages_us + self.extra_us) * (right.at(tokens) if right else 1.0)
 
 
@@ -174,10 +181,10 @@ def fit_rounds(recorded: RecordedRounds, gpu: Gpu = MEASURED_H200, all_reduce: A
     sums = np.array([sum(stages[stage.name].us(stage, gpu) for stage in one.stages) for one in recorded.wholes])
     us = np.array([one.us for one in recorded.wholes])
     (scale, extra_us), residuals = _relative_fit(np.stack([sums, np.ones(len(us))], axis=1), us, np.zeros(2))
-    points: dict[bool, list[tuple[WholeTime, float]]] = {False: [], True: []}
+    points: dict[tuple[bool, str], list[tuple[WholeTime, float]]] = {}
     for one, off in zip(recorded.wholes, residuals, strict=True):
-        points[one.rows > 1].append((one, 1.0 / (1.0 + off)))
-    corrections = {drafts: _correction(found) for drafts, found in points.items()}
+        points.setdefault((one.rows > 1, one.experts), []).append((one, 1.0 / (1.0 + off)))
+    corrections = {kind: _correction(found) for kind, found in points.items()}
     checked = tuple(off for found in points.values() for off in _left_out_errors(found))
     seen = frozenset((one.streams, one.context) for one in recorded.wholes)
     return RoundFit(stages, scale, extra_us, residuals, corrections, checked, all_reduce, seen=seen)
@@ -204,7 +211,7 @@ def floor_fit(target: TargetConfig, drafter: DrafterConfig, all_reduce: AllReduc
         all_reduce: of the collectives.
     """
     stages = round_stages(target, drafter, Step(2, 2.0 * target.num_experts_per_tok))
-    at_floor = {stage.name: StageFit(1.0, 0.0, LAUNCH_US) for stage in stages}
+    at_floor = {stage.name: StageFit(1.0, 0.0, LAUNCH_US, tiles=False) for stage in stages}
     return RoundFit(at_floor, all_reduce=all_reduce, measured=False)
 
 
@@ -229,7 +236,7 @@ def round_time(
     if missing:
         raise ArgumentError("fit", "every stage of the round", f"none for {', '.join(missing)}")
     times = {stage.name: fit.stages[stage.name].us(stage, gpu) for stage in stages}
-    whole = fit.whole_us(sum(times.values()), step.tokens, drafts=drafter is not None)
+    whole = fit.whole_us(sum(times.values()), step.tokens, drafts=drafter is not None, experts=step.experts)
     return RoundTime(times, whole, collectives_us(target, drafter, step, gpu, fit.all_reduce), gpu.predicted)
 
 
@@ -280,7 +287,8 @@ def _fit_row(name: str, one: StageFit) -> dict[str, Any]:
     return {"stage": name, **prices, "points": len(one.residuals), **found}
 
 
-def _work_us(stage: Stage, gpu: Gpu) -> tuple[float, float]:
+def _work_us(stage: Stage, gpu: Gpu, tiles: bool = True) -> tuple[float, float]:
     """The shorter and the longer of the times that a stage's bytes and operations take; 0 for one that it hides."""
-    moved, computed = 1e6 * stage.cost.bytes / gpu.bytes_per_s, 1e6 * stage.cost.flops / gpu.flops_per_s
+    moved = 1e6 * stage.cost.bytes / gpu.bytes_per_s
+    computed = 1e6 * ((stage.tiled if tiles else 0.0) or stage.cost.flops) / gpu.flops_per_s
     return 0.0 if stage.hides else min(moved, computed), max(moved, computed)

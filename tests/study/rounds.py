@@ -21,7 +21,7 @@ MADE_UP = PROVENANCE | {"device": "cuda", "gpu": "a made-up GPU", "gpu_uuid": "u
 def made_up_us(stage: Stage) -> float:
     """Microseconds of a stage, by the numbers above."""
     moved, computed = (1e6 * stage.cost.bytes / MEASURED_H200.bytes_per_s,
-                       1e6 * stage.cost.flops / MEASURED_H200.flops_per_s)  # fmt: skip
+                       1e6 * (stage.tiled or stage.cost.flops) / MEASURED_H200.flops_per_s)  # fmt: skip
     shorter = 0.0 if stage.hides else min(moved, computed)
     return SLOPE * max(moved, computed) + REST * shorter + LAUNCH_US * stage.launches + PART_US * stage.parts
 
