@@ -1,7 +1,7 @@
 // csrc/int4_pairs.cuh: packed expert weights, 8 nibbles u a word, each (u - 8) times the scale of its 32 inputs: how a
 //   word becomes pairs of 16-bit floats, exactly and in one or two instructions a pair, and what else the kernels of
-//   few rows (moe_weights.cuh) and of many (moe_many_rows.cu) have in common.
-//   test tests/kernels/test_moe_int4.py, test_moe_many_rows.py
+//   few rows (moe_weights.cuh, moe_slices.cu) and of many (moe_many_rows.cu) have in common.
+//   test tests/kernels/test_moe_int4.py, test_moe_slices.py, test_moe_many_rows.py
 #pragma once
 
 #include "common.cuh"
@@ -20,6 +20,16 @@ __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   int d = 1;
   while (d < most && n % (2 * d) == 0) d *= 2;
   return d;
+}
+
+// A copy of 16 bytes, past L1. Few picks an expert read weights once: L2 shall rather keep rows and sums, which are
+// read again. As a constant the policy (what createpolicy.fractional.L2::evict_first makes of 1.0) costs no registers.
+DEVICE void copy_once(u32 shared, const u8* global) {
+  constexpr u64 EVICT_FIRST = 0x12F0000000000000;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+               :
+               : "r"(shared), "l"(global), "l"(EVICT_FIRST)
+               : "memory");
 }
 
 // A copy of 2, 4 or 8 bytes, through L1; cp.async has none of 2.
@@ -84,5 +94,25 @@ DEVICE void widen(u32 (&pair)[4], u32 word) {
     pair[i + 1] = multiply_add_pair(mask_or_magic(part, 0x00f000f0), 0x2C002C00, 0xD480D480);
 #endif
   }
+}
+
+// Eight inputs, as they lie, in the order of a word's pairs.
+DEVICE void pair_up(u32 (&b)[4], const uint4& v) {
+  b[0] = __byte_perm(v.x, v.z, 0x5410);
+  b[1] = __byte_perm(v.x, v.z, 0x7632);
+  b[2] = __byte_perm(v.y, v.w, 0x5410);
+  b[3] = __byte_perm(v.y, v.w, 0x7632);
+}
+
+// d = A B + c.
+DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
+#if DTYPE == 1
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#endif
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 #endif

@@ -17,8 +17,8 @@
 //
 // PAIRED: of eight neighbouring inputs the order is 0 4 1 5 2 6 3 7, that of the pairs that an INT4 word widens to.
 //
-// -D constants: as moe_int4.cu, and DOWN_FEATURES, UP_SLOTS and DOWN_SLOTS of a warp's ring, UP_BYTES and DOWN_BYTES of
-// dynamic shared memory
+// -D constants: shapes and dtypes as moe_int4.cu | DOWN_FEATURES | UP_SLOTS and DOWN_SLOTS of a warp's ring | UP_BYTES
+// and DOWN_BYTES of dynamic shared memory
 #include "fresh.cuh"
 #include "moe_weights.cuh"
 
@@ -137,13 +137,6 @@ DEVICE void surplus(float (&start)[4], const u32 (&b)[2][4]) {
   multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0][2], b[0][3], next);
   multiply_from(next, SURPLUS, SURPLUS, 0, 0, b[1][0], b[1][1], half_start);
   multiply_from(start, SURPLUS, SURPLUS, 0, 0, b[1][2], b[1][3], next);
-}
-
-DEVICE void pair_up(u32 (&b)[4], const uint4& v) {
-  b[0] = __byte_perm(v.x, v.z, 0x5410);
-  b[1] = __byte_perm(v.x, v.z, 0x7632);
-  b[2] = __byte_perm(v.y, v.w, 0x5410);
-  b[3] = __byte_perm(v.y, v.w, 0x7632);
 }
 
 // sum += a group of dense rows, eight inputs a lane, times columns in pairs.

@@ -5,7 +5,7 @@
 //   out  out [T,D] as x
 //   math out[t] = sum over s of weights[t,s] down_e(hidden[t,s]), e = expert_ids[t,s], + shared_down(shared_hidden[t])
 //   cost U (D I / 2 + D I / 32 scales) bytes for U distinct experts, 2 D I FLOP a pick: bound by bytes
-//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_slices.py | sm_80 and up; sm_90 overlaps
+//   ref  kernels/reference/ops.py:moe_experts | test tests/kernels/test_moe_slices.py | sm_90a (shared memory)
 //
 // A block owns FEATURES outputs at a time, PASSES times, of all experts: it has all picks' results of them in shared
 // memory and adds them up there, so that nothing but `out` is written. Warps share nothing: each streams the slices of
@@ -13,7 +13,7 @@
 // Ids are older than the kernel ahead, and weights are nobody's output: who goes where is worked out, and the rings are
 // filled, while that kernel still runs.
 //
-// -D constants: as moe_int4.cu, and FEATURES, a multiple of 4 | PASSES | STREAMS warps
+// -D constants: shapes and dtypes as moe_int4.cu | FEATURES, a multiple of 4 | PASSES | STREAMS warps
 #include "fresh.cuh"
 #include "int4_pairs.cuh"
 #include "mma.cuh"
@@ -110,16 +110,6 @@ struct Plan {
   }
 };
 
-// 16 bytes that are read once: L2 shall rather keep what is read again. As a constant the policy (what
-// createpolicy.fractional.L2::evict_first makes of 1.0) costs no registers.
-DEVICE void copy_once(u32 shared, const u8* global) {
-  constexpr u64 EVICT_FIRST = 0x12F0000000000000;
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
-               :
-               : "r"(shared), "l"(global), "l"(EVICT_FIRST)
-               : "memory");
-}
-
 // Byte where a row's 16 bytes lie: the exclusive or keeps one word of eight rows in different banks.
 DEVICE u32 place(u32 row, u32 group) {
   constexpr u32 SPAN = GROUPS < 8 ? GROUPS : 8;
@@ -187,18 +177,6 @@ struct Copies {
   }
 };
 
-// d = A B + c.
-DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
-#if DTYPE == 1
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#endif
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
 // Inputs of a lane's pick: 8 of each group, as they lie.
 struct Inputs {
   uint4 of_group[GROUPS];
@@ -218,11 +196,7 @@ struct Fragments {
   DEVICE explicit Fragments(const Inputs& x) {
 #pragma unroll
     for (int j = 0; j < GROUPS; ++j) {
-      const uint4 v = x.of_group[j];
-      b[j][0] = __byte_perm(v.x, v.z, 0x5410);
-      b[j][1] = __byte_perm(v.x, v.z, 0x7632);
-      b[j][2] = __byte_perm(v.y, v.w, 0x5410);
-      b[j][3] = __byte_perm(v.y, v.w, 0x7632);
+      pair_up(b[j], x.of_group[j]);
       const float zero[4] = {0, 0, 0, 0};
       float half_start[4];
       multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[j][0], b[j][1], zero);

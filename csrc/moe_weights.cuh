@@ -99,16 +99,10 @@ struct Stage : Format_ {
   static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
 };
 
-// 16 bytes of weights. Few picks an expert read them once: L2 shall rather keep rows and sums, which are read again.
 DEVICE void copy_weights(u8* shared, const u8* global) {
-  // What createpolicy.fractional.L2::evict_first makes of 1.0: as a constant it costs no register of each thread.
-  constexpr u64 EVICT_FIRST = 0x12F0000000000000;
   // Of narrow models' copies with a policy ptxas (13.0) made ones that an H200 refuses as illegal instructions.
-  if constexpr (MODEL_WIDTH % 256) return copy_async(shared_address(shared), global);
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
-               :
-               : "r"(shared_address(shared)), "l"(global), "l"(EVICT_FIRST)
-               : "memory");
+  if constexpr (MODEL_WIDTH % 256) copy_async(shared_address(shared), global);
+  else copy_once(shared_address(shared), global);
 }
 
 template <int BYTES>
@@ -263,18 +257,6 @@ DEVICE uint4 load_x(const u8* stage, int k_warp, int group, int n = 0) {
   return *reinterpret_cast<const uint4*>(stage + S::place_x(8 * n + lane_id() / 4, unit));
 }
 
-// d = A B + c.
-DEVICE void multiply_from(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
-#if DTYPE == 1
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#endif
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
 template <typename S, int EIGHTS>
 DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
   using Scale = typename S::Scale;
@@ -303,9 +285,8 @@ DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
       // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
       widen<false>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
     }
-    const uint4 x = load_x<S>(stage, k_warp, j);
-    const u32 b[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
-                      __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+    u32 b[4];
+    pair_up(b, load_x<S>(stage, k_warp, j));
     const float zero[4] = {0, 0, 0, 0};
     float half_start[4], start[4];
     multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0], b[1], zero);
