@@ -15,7 +15,7 @@ MMA_DTYPES = (torch.bfloat16, torch.float16)
 def expert_constants(
     dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int
 ) -> dict[str, str | int]:
-    """Return what every source of moe_int4 is told of its shapes and dtypes.
+    """Return what all sources of moe_int4 are told of its shapes and dtypes.
 
     Args:
         dtype: of the rows, and of dense weights.
@@ -26,7 +26,6 @@ def expert_constants(
     """
     return {
         "DTYPE": DTYPE_DEFINE[dtype],
-        "PACKED": int(scale is not None),
         "SCALE_DTYPE": DTYPE_DEFINE[dtype if scale is None else scale],
         "MODEL_WIDTH": width,
         "INNER_WIDTH": inner,

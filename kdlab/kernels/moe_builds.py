@@ -23,10 +23,14 @@ _MANY_TILE_ROWS, _MANY_SLAB, _MANY_RING_BYTES = 256, 256, 225_000  # of moe_many
 _MANY_TICKETS = 16
 MANY_THREADS = 640
 MANY_ROWS, WIDE_ROWS = 129, 887
-"""From so many rows on INT4 experts of 16-bit rows run by moe_many_rows.cu, and by its wide tiles. On an H200, with
-k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8), and the lines through
-the times of narrow and wide tiles at 520 and 1,056 rows meet at 887."""
+"""From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper), and by its wide tiles. On an
+H200, with k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8), and the
+lines through the times of narrow and wide tiles at 520 and 1,056 rows meet at 887."""
 Path = Literal["few", "slices", "rows", "many"]
+"""What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
+the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
+the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, which adds what two calls of
+`skinny_linear` make of it."""
 
 
 def moe_path(
@@ -40,8 +44,8 @@ def moe_path(
     shared: int = 0,
     *,
     arch: str = "sm_90a",
-) -> tuple[Path, jit.Build]:
-    """Return which kernels run, and their build: the host knows shapes and the number of rows, never who picks whom.
+) -> tuple[Path, tuple[jit.Build, ...]]:
+    """Return which kernels run, and their builds: the host knows shapes and the number of rows, never who picks whom.
 
     Args:
         num_rows: T, at least 1.
@@ -58,15 +62,17 @@ def moe_path(
     if num_rows <= FEW_ROWS and top_k <= _FEW_PICKS and scale is not None:
         few = few_build(dtype, scale, *shape, shared)
         if few is not None and arch in few.archs:
-            return "few", few
+            return "few", (few,)
     if num_rows >= MANY_ROWS and scale is not None and arch in jit.HOPPER:
         many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
         if many is not None:
-            return "many", many
+            return "many", (many,)
     build = rows_build(dtype, scale, *shape, shared)
-    if scale is not None and arch in jit.HOPPER and slices_build(num_rows, top_k, dtype, scale, *shape, shared):
-        return "slices", build
-    return "rows", build
+    if scale is not None and arch in jit.HOPPER:
+        slices = slices_build(num_rows, top_k, dtype, scale, *shape, shared)
+        if slices is not None:
+            return "slices", (build, slices)
+    return "rows", (build,)
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,6 +106,7 @@ def rows_build(
     rings = [stages[name] * size + more for name, (size, sums) in slabs.items() for more in (0, sums)]
     ring = max(size for size in rings if size <= _RING_BYTES)
     defines = expert_constants(dtype, scale, width, inner, num_experts) | {
+        "PACKED": int(scale is not None),
         "UP_ROWS": rows,
         "DOWN_ROWS": down_rows,
         "WHOLE_DOWN": int(whole),
@@ -175,6 +182,7 @@ def few_build(
     if max(up + fixed[0], down + fixed[1]) > _LARGE_BYTES:
         return None
     defines = expert_constants(dtype, scale, width, inner, num_experts) | {
+        "PACKED": 1,
         "SHARED_WIDTH": shared,
         "DOWN_FEATURES": features,
         **{f"{name}_SLOTS": slots for name, slots in _FEW_SLOTS.items()},
@@ -192,6 +200,14 @@ def many_build(
     """Return the build for many rows of 16-bit `dtype` and INT4 weights with scales of the same; None for others.
 
     Wide tiles are for many picks an expert; their products run by other instructions, so that bits differ.
+
+    Args:
+        dtype: of the rows.
+        scale: of the scales.
+        width: D.
+        inner: I.
+        num_experts: E.
+        wide: for WIDE_ROWS rows and more.
     """
     eights = 6 if wide else 3
     if dtype not in MMA_DTYPES or scale != dtype or width % _MANY_TILE_ROWS or inner % (_MANY_TILE_ROWS // 2):

@@ -17,9 +17,9 @@ from kdlab.kernels.experts import DenseExperts, PackedExperts
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
-from kdlab.kernels.moe_builds import moe_path, rows_build
+from kdlab.kernels.moe_builds import moe_path
 from kdlab.kernels.moe_checks import check_moe
-from kdlab.kernels.moe_launch import RUN, ExpertSet
+from kdlab.kernels.moe_launch import RUN, Routed, Shared
 from kdlab.kernels.reference import moe_experts
 
 _ALIGNMENT = 16
@@ -203,14 +203,13 @@ def _moe_int4(
     inner, num_experts = gate_up.shape[1] // 2, gate_up.shape[0]
     shared = None
     if shared_gate_up is not None and shared_down is not None:
-        alone = rows_build(x.dtype, None, width, shared_gate_up.shape[1] // 2, 1)
-        shared = ExpertSet(alone, None, shared_gate_up, None, shared_down, None)
+        shared = Shared(shared_gate_up, shared_down)
     scale = None if gate_up_scale is None else gate_up_scale.dtype
     shared_inner = 0 if shared is None else shared.inner
     shape, arch = (width, inner, num_experts, shared_inner), jit.arch_of(x.device)
-    path, build = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, *shape, arch=arch)
-    routed = ExpertSet(build, expert_ids, gate_up, gate_up_scale, down, down_scale)
-    return RUN[path](x, weights, routed, shared)
+    path, builds = moe_path(num_rows, expert_ids.shape[1], x.dtype, scale, *shape, arch=arch)
+    routed = Routed(expert_ids, weights, gate_up, gate_up_scale, down, down_scale)
+    return RUN[path](*builds, x, routed, shared)
 
 
 @_moe_int4.register_fake

@@ -16,20 +16,20 @@ from kdlab.kernels.moe_builds import (
     few_threads,
     most_tiles,
 )
-from kdlab.kernels.moe_slices import slices_build, slices_bytes, slices_grid
+from kdlab.kernels.moe_slices import slices_bytes, slices_grid
 from kdlab.kernels.skinny_linear import skinny_linear
 
 _PLAN_THREADS, _PLAN_PICKS, _SUM_THREADS, _SUM_FEATURES = 1024, 2048, 128, 8  # of moe_many_rows.cu
 _TILE_WORDS = 4
 
 
-class ExpertSet(NamedTuple):
-    """Experts that share a format: the routed ones, or the shared one."""
+class Routed(NamedTuple):
+    """Who picks whom, and the weights of all experts."""
 
-    build: jit.Build
-    ids: Tensor | None  # None: every row goes to expert 0
+    ids: Tensor  # [T, k] int32
+    weights: Tensor  # [T, k] float32
     gate_up: Tensor
-    gate_up_scale: Tensor | None
+    gate_up_scale: Tensor | None  # None: dense
     down: Tensor
     down_scale: Tensor | None
 
@@ -38,60 +38,59 @@ class ExpertSet(NamedTuple):
         return self.gate_up.shape[1] // 2
 
 
-def _run_rows(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for any number of rows; the shared expert's products are units beside those of the routed ones."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
+class Shared(NamedTuple):
+    """Weights of the shared expert."""
+
+    gate_up: Tensor  # [1, 2 I, D] as x
+    down: Tensor  # [1, D, I] as x
+
+    @property
+    def inner(self) -> int:
+        return self.down.shape[2]
+
+
+def _run_rows(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> Tensor:
+    (num_rows, width), top_k = x.shape, routed.ids.shape[1]
+    hidden, shared_hidden = _gate_up(build, x, routed, shared)
     slots = top_k + (shared is not None)
     out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
-    hidden = x.new_empty(num_rows, top_k, routed.inner)
-    shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
-    _gate_up(routed, x, hidden, shared, shared_hidden)
-    _down(routed, hidden, parts, shared, shared_hidden)
+    beside = None if shared is None else shared.down
+    inputs = (hidden, shared_hidden, routed.ids, routed.down, routed.down_scale, beside)
+    _launch(build, "moe_down", _num_blocks(x), *inputs, parts, num_rows, top_k, slots)
     grid = (num_rows, -(-width // (4 * THREADS)))
-    _launch(routed.build, "moe_sum", grid, parts, routed.ids, weights, out, top_k, slots)
+    _launch(build, "moe_sum", grid, parts, routed.ids, routed.weights, out, top_k, slots)
     return out
 
 
-def _run_slices(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for a few rows: gate_up as for any number, then one kernel for `down` and the sums over picks."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
-    assert routed.down_scale is not None
-    sizes = (width, routed.inner, len(routed.gate_up), 0 if shared is None else shared.inner)
-    build = slices_build(num_rows, top_k, x.dtype, routed.down_scale.dtype, *sizes)
-    assert build is not None
-    out, hidden = torch.empty_like(x), x.new_empty(num_rows, top_k, routed.inner)
-    shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
-    _gate_up(routed, x, hidden, shared, shared_hidden)
-    beside = None if shared is None else shared.down
-    inputs = (hidden, shared_hidden, routed.ids, weights, routed.down, routed.down_scale, beside)
-    blocks, threads = slices_grid(build)
-    shared_bytes = slices_bytes(build, num_rows, top_k)
-    kernel = jit.kernel(build, "moe_slices", x.device)
+def _run_slices(up: jit.Build, down: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> Tensor:
+    num_rows, top_k = routed.ids.shape
+    hidden, shared_hidden = _gate_up(up, x, routed, shared)
+    out, beside = torch.empty_like(x), None if shared is None else shared.down
+    inputs = (hidden, shared_hidden, routed.ids, routed.weights, routed.down, routed.down_scale, beside)
+    blocks, threads = slices_grid(down)
+    shared_bytes = slices_bytes(down, num_rows, top_k)
+    kernel = jit.kernel(down, "moe_slices", x.device)
     kernel.launch(blocks, threads, *inputs, out, num_rows, top_k, shared_bytes=shared_bytes, overlap=True)
     return out
 
 
-def _run_few(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for a few rows: two kernels, each with one block a multiprocessor, the shared expert inside."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
-    gate_up, down, inner = (None, None, 0) if shared is None else (shared.gate_up, shared.down, shared.inner)
+def _run_few(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> Tensor:
+    (num_rows, width), top_k = x.shape, routed.ids.shape[1]
+    gate_up, down, inner = (None, None, 0) if shared is None else (*shared, shared.inner)
     out, hidden = torch.empty_like(x), x.new_empty(num_rows * (top_k * routed.inner + inner))
-    ids, build = routed.ids, routed.build
     up, after = (routed.gate_up, routed.gate_up_scale, gate_up), (routed.down, routed.down_scale, down)
     features = int(dict(build.defines)["DOWN_FEATURES"])
     threads = few_threads(width, features)
     sizes, blocks = (num_rows, top_k), (jit.num_sms(x.device), -(-width // features))
-    _launch(build, "moe_few_gate_up", blocks[0], x, ids, *up, *after, hidden, *sizes, threads=threads[0])
-    _launch(build, "moe_few_down", blocks[1], hidden, ids, weights, *after, out, *sizes, threads=threads[1])
+    _launch(build, "moe_few_gate_up", blocks[0], x, routed.ids, *up, *after, hidden, *sizes, threads=threads[0])
+    picks = (routed.ids, routed.weights)
+    _launch(build, "moe_few_down", blocks[1], hidden, *picks, *after, out, *sizes, threads=threads[1])
     return out
 
 
-def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet | None) -> Tensor:
-    """Launch for many rows: picks sorted by expert, then as products of matrices; the shared expert as a plain one."""
-    (num_rows, width), top_k = x.shape, weights.shape[1]
-    ids, build, num_picks = routed.ids, routed.build, num_rows * top_k
-    assert ids is not None
-    constants, num_experts = dict(build.defines), routed.gate_up.shape[0]
+def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> Tensor:
+    (num_rows, width), top_k, ids = x.shape, routed.ids.shape[1], routed.ids
+    constants, num_picks, num_experts = dict(build.defines), num_rows * top_k, routed.gate_up.shape[0]
     order = ids.new_empty(num_picks)
     most = most_tiles(num_picks, num_experts, 8 * int(constants["TILE_EIGHTS"]))
     tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
@@ -106,24 +105,19 @@ def _run_many(x: Tensor, weights: Tensor, routed: ExpertSet, shared: ExpertSet |
     args = (turned, tiles, order, *matrices, hidden, parts, top_k)
     _launch(build, "moe_many_experts", jit.num_sms(x.device), *args, threads=MANY_THREADS)
     out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _SUM_FEATURES)))
-    _launch(build, "moe_many_sum", grid, parts, ids, weights, added, out, top_k, threads=_SUM_THREADS)
+    _launch(build, "moe_many_sum", grid, parts, ids, routed.weights, added, out, top_k, threads=_SUM_THREADS)
     return out
 
 
-def _gate_up(
-    one: ExpertSet, x: Tensor, hidden: Tensor, shared: ExpertSet | None = None, shared_hidden: Tensor | None = None
-) -> None:
-    beside = None if shared is None else shared.gate_up
-    args = (x, one.ids, one.gate_up, one.gate_up_scale, beside, hidden, shared_hidden, *hidden.shape[:2])
-    _launch(one.build, "moe_gate_up", _num_blocks(x), *args)
-
-
-def _down(
-    one: ExpertSet, hidden: Tensor, parts: Tensor, shared: ExpertSet | None = None, shared_hidden: Tensor | None = None
-) -> None:
-    beside = None if shared is None else shared.down
-    args = (hidden, shared_hidden, one.ids, one.down, one.down_scale, beside, parts, *hidden.shape[:2], parts.shape[1])
-    _launch(one.build, "moe_down", _num_blocks(hidden), *args)
+def _gate_up(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> tuple[Tensor, Tensor | None]:
+    """Launch moe_gate_up; return hidden [T, k, I] and the shared expert's [T, its I]."""
+    (num_rows, top_k), beside = routed.ids.shape, None if shared is None else shared.gate_up
+    hidden = x.new_empty(num_rows, top_k, routed.inner)
+    shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
+    outputs = (hidden, shared_hidden, num_rows, top_k)
+    weights = (routed.gate_up, routed.gate_up_scale, beside)
+    _launch(build, "moe_gate_up", _num_blocks(x), x, routed.ids, *weights, *outputs)
+    return hidden, shared_hidden
 
 
 def _num_blocks(rows: Tensor) -> int:
@@ -137,10 +131,11 @@ def _launch(
     kernel.launch(grid, threads, rows, *args, shared_bytes=dict(build.shared_bytes)[name], overlap=True)
 
 
-RUN: Mapping[Path, Callable[[Tensor, Tensor, ExpertSet, ExpertSet | None], Tensor]] = {
+RUN: Mapping[Path, Callable[..., Tensor]] = {
     "few": _run_few,
     "slices": _run_slices,
     "rows": _run_rows,
     "many": _run_many,
 }
-"""What runs each path: (x [T, D], weights [T, k] float32, the routed experts, the shared one or None) to out [T, D]."""
+"""What runs each path: (its builds as `moe_path` has them, x [T, D], the routed experts, the shared one or None) to out
+[T, D]."""

@@ -27,7 +27,7 @@ def slices_build(
 
     The arguments are those of `moe_builds.moe_path`.
     """
-    build = _slices_build(1, dtype, scale, width, inner, num_experts, shared)
+    build = _slices_build(dtype, scale, width, inner, num_experts, shared)
     if build is None or num_rows * top_k > _MOST_PICKS:
         return None
     return build if slices_bytes(build, num_rows, top_k) <= build.shared_bytes[0][1] else None
@@ -35,7 +35,6 @@ def slices_build(
 
 @functools.lru_cache(maxsize=32)
 def _slices_build(
-    passes: int,
     dtype: torch.dtype,
     scale: torch.dtype,
     width: int,
@@ -49,8 +48,8 @@ def _slices_build(
         return None
     defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "SHARED_WIDTH": shared,
-        "FEATURES": of_block[0] // passes,
-        "PASSES": passes,
+        "FEATURES": of_block[0],
+        "PASSES": 1,  # two of half as many features take more rows, and are no faster there than moe_int4.cu
         "STREAMS": _STREAMS,
     }
     plan = -(-(8 * num_experts + 4 * (_STREAMS + 1)) // 128) * 128
@@ -71,7 +70,7 @@ def slices_bytes(build: jit.Build, num_rows: int, top_k: int) -> int:
 def slices_grid(build: jit.Build) -> tuple[int, int]:
     """Return the blocks of moe_slices and the threads of one."""
     constants = {name: int(value) for name, value in build.defines}
-    blocks = constants["MODEL_WIDTH"] // (constants["FEATURES"] * constants["PASSES"])
+    blocks = constants["MODEL_WIDTH"] // constants["FEATURES"]
     return blocks, 32 * (constants["STREAMS"] + (constants["SHARED_WIDTH"] > 0))
 
 

@@ -53,7 +53,7 @@ def build_wgmma(dtype: torch.dtype, *, parts: bool, keys: int = 64) -> Build:
     """
     return Build(
         "verify_attention_wgmma.cu",
-        _defines(dtype, parts, keys),
+        (*_defines(dtype, keys), ("PARTS", int(parts))),
         HOPPER,
         (("verify_attention_wgmma", _SHARED_BYTES[keys]),),
     )
@@ -62,13 +62,13 @@ def build_wgmma(dtype: torch.dtype, *, parts: bool, keys: int = 64) -> Build:
 @functools.cache
 def build_parts(dtype: torch.dtype, keys: int) -> Build:
     """Return the build of the kernel that adds parts up, for one dtype and one size of blocks of keys."""
-    defines = (*_defines(dtype, True, keys), ("MAX_SHARES", _MAX_SHARES))
+    defines = (*_defines(dtype, keys), ("MAX_SHARES", _MAX_SHARES))
     shared_bytes = _MAX_SHARES * (_SHARE_BYTES + _MAX_SLOTS * _SLOT_BYTES)
     return Build("verify_parts.cu", defines, HOPPER, (("verify_parts", shared_bytes),))
 
 
-def _defines(dtype: torch.dtype, parts: bool, keys: int) -> tuple[tuple[str, int], ...]:
-    return ("DTYPE", DTYPE_DEFINE[dtype]), ("PARTS", int(parts)), ("KEYS", keys), ("SHARED_BYTES", _SHARED_BYTES[keys])
+def _defines(dtype: torch.dtype, keys: int) -> tuple[tuple[str, int], ...]:
+    return ("DTYPE", DTYPE_DEFINE[dtype]), ("KEYS", keys), ("SHARED_BYTES", _SHARED_BYTES[keys])
 
 
 BUILDS = tuple(

@@ -214,7 +214,7 @@ CASES = {
         experts,
         "moe_few_gate_up moe_few_down moe_gate_up moe_slices moe_down moe_sum",
         "moe_few_rows+DTYPE+PACKED+SCALE_DTYPE moe_few_rows+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH"
-        " moe_slices+DTYPE+PACKED+SCALE_DTYPE moe_slices+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH"
+        " moe_slices+DTYPE+SCALE_DTYPE moe_slices+DTYPE+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+WHOLE_DOWN moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH+WHOLE_DOWN"
         " moe_int4+DTYPE+PACKED+SCALE_DTYPE+SHARED_WIDTH moe_int4+PACKED+SCALE_DTYPE+SHARED_WIDTH"
         " moe_int4+DTYPE+SCALE_DTYPE moe_int4",
@@ -222,7 +222,7 @@ CASES = {
     "many rows": Case(
         many_rows,
         "moe_many_plan moe_many_experts moe_many_sum",
-        "moe_many_rows+DTYPE+PACKED+SCALE_DTYPE moe_many_rows+DTYPE+PACKED+SCALE_DTYPE+TILE_EIGHTS",
+        "moe_many_rows+DTYPE+SCALE_DTYPE moe_many_rows+DTYPE+SCALE_DTYPE+TILE_EIGHTS",
     ),
     "attention": Case(
         attention,
@@ -233,7 +233,7 @@ CASES = {
     "hopper": Case(
         hopper,
         "verify_attention_wgmma verify_parts",
-        "verify_attention_wgmma+DTYPE verify_attention_wgmma+DTYPE+PARTS verify_parts+DTYPE+PARTS",
+        "verify_attention_wgmma+DTYPE verify_attention_wgmma+DTYPE+PARTS verify_parts+DTYPE",
     ),
 }
 

@@ -141,6 +141,17 @@ def test_nothing_is_read_before_the_wait_that_is_not_written_there(file, cubins,
         assert starting == STARTING & codes.keys(), build
 
 
+def unread(build):
+    """Names of a build's constants that neither its source nor what it includes ever reads."""
+    texts = [re.sub("//.*", "", file.read_text()) for file in read_source(build.path).files]
+    return [name for name, _ in build.defines if not any(re.search(rf"\b{name}\b", text) for text in texts)]
+
+
+def test_every_constant_is_read():
+    assert {(build.file, name) for build in BUILDS for name in unread(build)} == set()
+    assert unread(Build("moe_slices.cu", (("FEATURES", 8), ("PACKED", 1)))) == ["PACKED"]
+
+
 def test_what_is_read_early_was_written_before_the_kernel_ahead_waited():
     assert STARTING.isdisjoint(AHEAD)
 
