@@ -194,7 +194,7 @@ class Ranks:
             dist.destroy_process_group()
 
     def _end_with_the_lost(self) -> None:
-        """A collective failed: leave it to the watch to find out whose fault it is, say so, and end this process."""
+        """A collective or the store failed: leave it to the watch to find the fault, say it, and end this process."""
         if self.watch is not None:
             self.watch.wait_for_the_end()
 
@@ -223,9 +223,14 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
     watch = RankWatch.of_process(rank, size, timeout)
+    ranks = Ranks(rank, size, experts, dist.group.WORLD, watch=watch, device=chosen)
     if store is not None:
-        _meet(store, size)
-    return Ranks(rank, size, experts, dist.group.WORLD, watch=watch, device=chosen)
+        try:
+            _meet(store, size)
+        except RuntimeError:  # the store is gone, or somebody is half an hour late
+            ranks._end_with_the_lost()
+            raise
+    return ranks
 
 
 def _start_group(backend: str, device: torch.device) -> dist.Store:

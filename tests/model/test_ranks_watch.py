@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from kdlab.model import rank_watch
+from kdlab.model import ranks as module
 from kdlab.model.rank_watch import RankWatch
 from kdlab.model.ranks import init_ranks
-from tests.rank_processes import run_ranks
+from tests.rank_processes import free_port, run_ranks
 
 PATIENCE_S = 1.0
 
@@ -34,6 +35,19 @@ def test_a_second_group_of_one_job_is_watched_too(tmp_path):
     other, lost = run_ranks(2, die_in_the_second_group, store.port, folder=tmp_path)
     assert (other.exitcode, lost.exitcode) == (1, 9), other.said + lost.said
     assert "rank 1 gave no sign of life for 1 s" in other.said
+
+
+def lose_the_store_while_meeting(rank, port):
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="False")  # rank 0 holds it
+    if rank == 0:
+        module._meet = lambda *_: os._exit(9)
+    init_ranks("cpu", timeout=PATIENCE_S)
+
+
+def test_a_store_that_is_gone_before_all_have_met_is_said(tmp_path):
+    lost, other = run_ranks(2, lose_the_store_while_meeting, free_port(), folder=tmp_path)
+    assert (lost.exitcode, other.exitcode) == (9, 1), other.said
+    assert "rank 0 or the launcher of the ranks is gone" in other.said
 
 
 class GoneStore:
