@@ -62,7 +62,7 @@ def moe_int4(
         out = _reference(x, expert_ids, weights, experts)
         return out if shared is None else out + _shared_reference(x, shared)
     if expert_ids.dtype != torch.int32:
-        expert_ids = expert_ids.clamp(-1, experts.num_experts).int()
+        expert_ids = expert_ids.long().clamp(-1, experts.num_experts).int()  # 8 bits do not hold the limits
     routed = _tensors(experts)
     alone = (None, None) if shared is None else (shared.gate_up, shared.down)
     return _moe_int4(x.contiguous(), expert_ids.contiguous(), weights.float().contiguous(), *routed, *alone)

@@ -76,7 +76,7 @@ def tree_accept(
     }
     _check(tree, target_tokens)
     if target_tokens.dtype != torch.int32:
-        target_tokens = target_tokens.clamp(-1, MAX_TOKEN).int()
+        target_tokens = target_tokens.long().clamp(-1, MAX_TOKEN).int()  # 16 bits do not hold the limits
     arrays = (tensor.contiguous() for tensor in tree.values())
     return AcceptArrays(*_tree_accept(*arrays, target_tokens.contiguous(), depth_limit))
 
