@@ -1,9 +1,11 @@
 """The time of a round's all-reduces: modelled, or fitted to measured ones and carried on to more ranks.
 
 One all-reduce takes a fixed time, a time for each of the 2 (ranks - 1) hops of a ring, and the ring's bytes over the
-link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. These are times of chains of all-reduces. A round
-takes longer still: the kernel behind a collective of NCCL does not begin early, as behind one of kdlab's, and ranks
-wait for one another. That is `wait_us` for each of them, fitted to whole rounds of several GPUs.
+link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. Measured, it is longer above LARGE_BYTES: chains of
+264 rows and more lie on a line far above that of up to 65, and a round of 128 rows is with the former. These are times
+of chains of all-reduces. A round takes longer still: the kernel behind a collective of NCCL does not begin early, as
+behind one of kdlab's, and ranks wait for one another. That is `wait_us` for each of them, fitted to whole rounds of
+several GPUs.
 """
 
 import json
@@ -23,12 +25,14 @@ from kdlab.study.step_cost import Step, all_reduces
 
 ALL_REDUCE_US = MEASURED_H200.all_reduce_us
 """A small all-reduce over NVLink in a graph; modelled."""
+LARGE_BYTES = 1 << 20
+"""Above it an all-reduce takes longer by a step: rounds show it between 72 rows of 7,168 (1.03 MB) and 128."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link) + wait_us.
+    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link) + wait_us, and large_us.
 
     Attributes:
         base_us, hop_us: of a chain of them; scaled by what a GPU's small all-reduce is assumed to take.
@@ -36,6 +40,7 @@ class AllReduce:
         measured_ranks: numbers of ranks that it was fitted to; none: modelled.
         residuals: (fitted - measured) / measured, a point each.
         wait_us: what a round waits for each beside it, see `with_waits`.
+        large_us: of one that moves more than LARGE_BYTES.
     """
 
     base_us: float
@@ -44,12 +49,14 @@ class AllReduce:
     measured_ranks: tuple[int, ...] = ()
     residuals: tuple[float, ...] = ()
     wait_us: float = 0.0
+    large_us: float = 0.0
 
     def us(self, ranks: int, num_bytes: float, gpu: Gpu = MEASURED_H200, calls: int = 1) -> float:
         """Return microseconds of `calls` all-reduces that together move `num_bytes`; 0 on one rank."""
         if ranks == 1:
             return 0.0
         fixed = (self.base_us + self.hop_us * 2 * (ranks - 1)) * gpu.all_reduce_us / ALL_REDUCE_US
+        fixed += self.large_us if num_bytes > calls * LARGE_BYTES else 0.0
         return calls * (fixed + self.wait_us) + self.ring * _ring_us(ranks, num_bytes, gpu)
 
     def source(self, ranks: int) -> str:
@@ -89,13 +96,17 @@ def fit_all_reduce(rows: pd.DataFrame, gpu: Gpu = MEASURED_H200) -> AllReduce:
     us = timed["value"].to_numpy(dtype=np.float64)
     ranks = [case["ranks"] for case in cases]
     moved = [case["rows"] * case["width"] * _BYTES[case["dtype"]] for case in cases]
-    terms = np.array([[1.0, 2.0 * (n - 1), _ring_us(n, size, gpu)] for n, size in zip(ranks, moved, strict=True)])
+    large = [float(size > LARGE_BYTES) for size in moved]
+    hops = [2.0 * (n - 1) for n in ranks]
+    rings = [_ring_us(n, size, gpu) for n, size in zip(ranks, moved, strict=True)]
+    terms = np.stack([np.ones(len(us)), hops, rings, large], axis=1)
     known = tuple(sorted(set(ranks)))
     if len(known) == 1:
         terms[:, 1] = 0.0
     found, _ = nnls(terms / us[:, None], np.ones(len(us)))
-    base_us, hop_us, ring = found.tolist()
-    return AllReduce(base_us, hop_us, ring, known, tuple((terms @ found / us - 1.0).tolist()))
+    base_us, hop_us, ring, large_us = found.tolist()
+    residuals = tuple((terms @ found / us - 1.0).tolist())
+    return AllReduce(base_us, hop_us, ring, known, residuals, large_us=large_us)
 
 
 def with_waits(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kdlab.bench import read_rows
+from kdlab.bench import collectives, read_rows
 from kdlab.bench.collectives import RECORDED, ROWS, collective_table
 from kdlab.bench.full_width.rank_table import MOST_APART, rank_table
 from kdlab.bench.kernels import COUNTED_SIZES, HEADS, OPS, error_table, kernel_table
@@ -61,6 +61,10 @@ def test_recorded_rounds_of_two_gpus_take_what_a_slice_the_collectives_and_their
     assert (found["us"] / found["slice_us"] - 1.0 > MOST_APART).all()  # the slice alone would not do
     without = found["us"] / (found["slice_us"] + found["collectives_us"]) - 1.0
     assert without.max() > MOST_APART  # nor would it with the collectives but without waits
-    split = rows["case"].map(lambda text: json.loads(text)["experts"])
-    waits = [rank_table(rows[split == one], times)["waits_us"].max() for one in ("tp", "ep")]
-    assert waits[0] == pytest.approx(waits[1], rel=0.15)  # either way of splitting experts says the same
+
+
+def test_a_round_of_128_rows_says_that_large_all_reduces_take_a_step_more(monkeypatch):
+    rows, times = read_rows(ROUNDS), read_rows(RECORDED)
+    monkeypatch.setattr(collectives, "LARGE_BYTES", 1 << 40)
+    found = rank_table(rows, times).set_index("rows")["difference"]
+    assert found[128] > MOST_APART > found.drop(128).abs().max()

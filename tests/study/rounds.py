@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kdlab.bench.rows import bench_row, rows_frame
-from kdlab.study.collectives import MODELLED, AllReduce
+from kdlab.study.collectives import LARGE_BYTES, MODELLED, AllReduce
 from kdlab.study.gpus import MEASURED_H200
 from kdlab.study.recorded_rounds import OTHER_STAGE
 from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
@@ -68,15 +68,18 @@ def round_rows(
     return rows_frame(found)
 
 
-def all_reduce_rows(base_us: float = 5.0, hop_us: float = 0.5, ranks=(2, 4), **known) -> pd.DataFrame:
-    """Rows of all-reduces that take base_us + hop_us a hop + 1.2 times the ring's bytes over the link."""
+def all_reduce_rows(
+    base_us: float = 5.0, hop_us: float = 0.5, ranks=(2, 4), rows=(1, 9, 33, 65), large_us: float = 0.0, **known
+) -> pd.DataFrame:
+    """Rows of all-reduces: base_us + hop_us a hop + 1.2 times the ring's bytes over the link + large_us if large."""
     found = []
     for number in ranks:
-        for rows in (1, 9, 33, 65):
-            ring = 1e6 * 2.0 * (number - 1) / number * 2 * rows * 7168 / MEASURED_H200.link_bytes_per_s
-            case = {"ranks": number, "rows": rows, "width": 7168, "dtype": "bfloat16"}
-            us = base_us + hop_us * 2 * (number - 1) + 1.2 * ring
-            columns = {"provenance": MADE_UP | known, "rows": rows}
+        for count in rows:
+            size = 2 * count * 7168
+            ring = 1e6 * 2.0 * (number - 1) / number * size / MEASURED_H200.link_bytes_per_s
+            case = {"ranks": number, "rows": count, "width": 7168, "dtype": "bfloat16"}
+            us = base_us + hop_us * 2 * (number - 1) + 1.2 * ring + large_us * (size > LARGE_BYTES)
+            columns = {"provenance": MADE_UP | known, "rows": count}
             found.append(bench_row("all_reduce", "all_reduce", "us", case=case, samples=[us, us], **columns))
             found.append(bench_row("all_reduce", "chain", "us", case=case, value=10.0 * us, **columns))
     return rows_frame(found)

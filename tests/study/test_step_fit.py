@@ -148,6 +148,28 @@ def test_measured_all_reduces_take_the_place_of_the_modelled_ones():
     assert MODELLED.us(1, 1e6) == 0.0
 
 
+def test_all_reduces_of_many_bytes_take_a_step_more():
+    rows = rounds.all_reduce_rows(rows=(1, 9, 65, 264, 520), large_us=8.0)
+    stepped = fit_all_reduce(rows)
+    assert (stepped.base_us, stepped.ring, stepped.large_us) == pytest.approx((5.0, 1.2, 8.0), rel=1e-6)
+    assert max(np.abs(stepped.residuals)) < 1e-6
+    small, large = (stepped.us(2, calls * size, calls=calls) for calls, size in ((2, 1 << 20), (2, (1 << 20) + 8)))
+    assert large - small == pytest.approx(16.0, abs=0.01)
+
+
+def test_rounds_are_put_right_by_those_whose_experts_are_split_alike():
+    other = rounds.round_rows(points=rounds.POINTS[:8], experts="ep")
+    slow = other[other["metric"] == "round"]
+    slow = slow.assign(value=1.3 * slow["value"])
+    recorded = read_rounds(pd.concat([rounds.round_rows(), slow], ignore_index=True), TARGET, DRAFTER)
+    fit = fit_rounds(recorded)
+    for one in recorded.wholes:
+        n, streams, context, g = one.key[:4]
+        step = rounds.step_of(n, streams, context, g, one.experts)
+        found = round_time(fit, TARGET, DRAFTER if n > 1 else None, step).whole_us
+        assert found == pytest.approx(one.us, rel=0.05)
+
+
 def test_what_rounds_wait_for_beside_their_collectives_is_one_time_for_each():
     measured = fit_all_reduce(rounds.all_reduce_rows())
     waiting = with_waits(measured, rounds.round_rows(gpus=2, waits_us=3.0, all_reduce=measured), TARGET, DRAFTER)
