@@ -134,6 +134,17 @@ DEVICE T warp_sum(T value) { return warp_reduce<WIDTH>(value, Sum{}); }
 template <int WIDTH = WARP, typename T>
 DEVICE T warp_max(T value) { return warp_reduce<WIDTH>(value, Max{}); }
 
+// A lane gets the sum of its own value and those of the lanes before it. All 32 lanes must call.
+template <typename T>
+DEVICE T warp_sum_through(T value) {
+#pragma unroll
+  for (int offset = 1; offset < WARP; offset *= 2) {
+    const T before = __shfl_up_sync(FULL_MASK, value, offset);
+    if (lane_id() >= offset) value += before;
+  }
+  return value;
+}
+
 // Every thread of a 1-D block of THREADS gets the result. `scratch` holds one T a warp; it may be used again at once,
 // because the first barrier waits for readers of the call before.
 template <int THREADS, typename T, typename Op>

@@ -46,12 +46,7 @@ struct Tiles {
       tiles[i] = e < NUM ? cdiv(picks[e], PICKS) : 0;
       own += tiles[i];
     }
-    int through = own;  // tiles of this lane and of the lanes before it
-#pragma unroll
-    for (int offset = 1; offset < WARP; offset *= 2) {
-      const int before = __shfl_up_sync(FULL_MASK, through, offset);
-      if (lane_id() >= offset) through += before;
-    }
+    const int through = warp_sum_through(own);
     if (lane_id() == WARP - 1) warp_tiles[warp_id()] = through;
     __syncthreads();
     int next = through - own;

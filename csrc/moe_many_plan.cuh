@@ -88,12 +88,7 @@ extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
   });
   __syncthreads();
   const int own = e < NUM_EXPERTS ? picks[e] : 0;
-  int through = own;  // picks of this expert and of those before it in the warp
-#pragma unroll
-  for (int offset = 1; offset < WARP; offset *= 2) {
-    const int before = __shfl_up_sync(FULL_MASK, through, offset);
-    if (lane_id() >= offset) through += before;
-  }
+  const int through = warp_sum_through(own);  // picks of this expert and of those before it in the warp
   if (lane_id() == WARP - 1) warp_picks[warp_id()] = through;
   const int eights = cdiv(own, 8), count = cdiv(eights, TILE_EIGHTS), width = count ? cdiv(eights, count) : 0;
   if (count) atomicAdd(&wide[width], count);

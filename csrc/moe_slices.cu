@@ -78,12 +78,7 @@ struct Plan {
       counts[i] = e < NUM_EXPERTS ? first[e] : 0;
       own += counts[i] + (counts[i] ? 65536 : 0);
     }
-    int through = own;
-#pragma unroll
-    for (int offset = 1; offset < WARP; offset *= 2) {
-      const int before = __shfl_up_sync(FULL_MASK, through, offset);
-      if (lane_id() >= offset) through += before;
-    }
+    const int through = warp_sum_through(own);
     if (lane_id() == WARP - 1) warp_sums[warp_id()] = through;
     __syncthreads();
     int next = through - own, all = 0;

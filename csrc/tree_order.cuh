@@ -124,13 +124,7 @@ DEVICE void list_by_slots(const Plan& plan, Common& common, const Slots& slots) 
   __syncthreads();
   const int word = threadIdx.x;
   const u32 counts = word < slots.count / 2 ? slots.words[word] : 0;
-  int through = (counts & 0xffff) + (counts >> 16);
-  const int own = through;
-#pragma unroll
-  for (int offset = 1; offset < WARP; offset *= 2) {
-    const int lower = __shfl_up_sync(FULL_MASK, through, offset);
-    if (lane_id() >= offset) through += lower;
-  }
+  const int own = (counts & 0xffff) + (counts >> 16), through = warp_sum_through(own);
   if (lane_id() == WARP - 1) common.seen[warp_id()][0] = through;
   __syncthreads();
   const int lower = lane_id() < warp_id() ? common.seen[lane_id()][0] : 0;

@@ -116,15 +116,7 @@ DEVICE int legal_nodes(const Params& p, int nodes, int prefix) {
 DEVICE u32 key_blocks(u32 prefix, u32 rows) { return (prefix + rows + Config::BLOCK_KEYS - 1) / Config::BLOCK_KEYS; }
 
 // Sum over the lanes before.
-DEVICE u32 sum_before(u32 value) {
-  u32 sum = value;
-#pragma unroll
-  for (int offset = 1; offset < WARP; offset *= 2) {
-    const u32 other = __shfl_up_sync(FULL_MASK, sum, offset);
-    sum += lane_id() >= offset ? other : 0;
-  }
-  return sum - value;
-}
+DEVICE u32 sum_before(u32 value) { return warp_sum_through(value) - value; }
 
 // Of stream `stream`, of which `tiles_before` and what the lanes before have are before it.
 DEVICE Stream make_stream(const Params& p, int stream, int prefix, int nodes, u32 tiles_before) {
