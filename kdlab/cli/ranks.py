@@ -1,6 +1,7 @@
 """Verbs that run on several ranks: `--ranks N` starts this command line N times under torchrun."""
 
 import argparse
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -39,7 +40,8 @@ def run_on_ranks(arguments: argparse.Namespace, option: str = "ranks") -> int | 
     if size == 1 or is_started_rank():
         return None
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    done = subprocess.run([*launcher, "-m", "kdlab.cli", *arguments.argv], check=False)
+    threads = {"OMP_NUM_THREADS": "1"}  # which torchrun would set itself, with a banner of five lines
+    done = subprocess.run([*launcher, "-m", "kdlab.cli", *arguments.argv], env=threads | os.environ, check=False)
     return int(done.returncode != 0)
 
 
