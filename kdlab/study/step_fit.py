@@ -4,7 +4,7 @@ A stage takes slope * (the longer of its bytes' and its operations' time) + rest
 launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the
 times of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that
 is bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts, and no rest: with
-a rest, one row of 16 streams at 32k, no stage of which was timed, comes out too long by a sixth. It goes by operations
+a rest, one row of 16 streams at 32k, no stage of which was timed, comes out too long by 18 %. It goes by operations
 of whole tiles: by those of used rows alone, that round is too long by a quarter and 17 rows of as many streams (136 of
 192 pairs) are too short by a seventh.
 A whole round takes scale * the sum of its stages + a fixed time, fitted to whole rounds alike. What it is still off by
