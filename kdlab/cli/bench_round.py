@@ -37,7 +37,8 @@ def add_bench_round(benchmarks: Any) -> None:
     parser.add_argument("--read", nargs="+", metavar="FILE", help="time nothing: print the tables of recorded rows")
     times = "recorded by `kdlab bench collectives`, for rounds of several GPUs (default: the shipped ones, if any)"
     parser.add_argument("--collectives", metavar="FILE", help=times)
-    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help="save the result rows as Parquet")
+    saved = "save the result rows as Parquet; till the end those so far are kept beside it, as NAME.part.parquet"
+    parser.add_argument("-o", "--out", type=new_file, metavar="FILE", help=saved)
     examples = """
         kdlab bench collectives --gpus 2
         kdlab bench collectives --gpus 4 --out data/recorded/all-reduce-h200.parquet
@@ -64,6 +65,8 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         return status
     from kdlab.bench.full_width.suite import bench_round
 
+    out = Path(arguments.out) if arguments.out else None
+    so_far = out and out.with_name(f"{out.stem}.part{out.suffix}")  # an older whole file stays till this run has ended
     running = None if arguments.gpus == 1 else join_gpus(arguments.gpus, arguments.experts or "tp")
     is_first = running is None or running.rank == 0
     found = bench_round(
@@ -73,7 +76,7 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         layers=arguments.layers,
         seconds=arguments.seconds,
         progress=_progress(running, "bench round", "points"),
-        keep=partial(write_rows, path=arguments.out) if arguments.out and is_first else None,
+        keep=partial(write_rows, path=so_far) if so_far and is_first else None,
     )
     if _leave(running) > 0:  # all ranks have the same rows, the first one tells of them
         return 0
@@ -81,8 +84,9 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         for line in found.messages:
             say(line)
         return 1
-    if arguments.out:
-        write_rows(found.rows, arguments.out)
+    if out and so_far:
+        write_rows(found.rows, out)
+        so_far.unlink(missing_ok=True)
     return _tell(arguments, found.rows, found.messages)
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from kdlab.bench import kernels as kernel_bench
 from kdlab.bench import read_rows
+from kdlab.bench.full_width import suite
+from kdlab.cli import bench_round as verb
 from kdlab.cli import main
 from tests.bench.samples import kernel_rows
 
@@ -83,3 +85,25 @@ def test_rows_of_another_benchmark_are_no_rounds(ran, tmp_path, capsys):
     for option, benchmark in (("--read", "round"), ("--collectives", "collectives")):
         assert main(["bench", "round", option, f"{tmp_path}/rows.parquet"]) == 2
         assert f"{option}: expected rows of `kdlab bench {benchmark}`, got rows of" in capsys.readouterr().err
+
+
+def test_rows_so_far_stand_beside_an_older_file_until_the_run_has_ended(monkeypatch, tmp_path, capsys):
+    out, part = tmp_path / "rounds.parquet", tmp_path / "rounds.part.parquet"
+    out.write_text("an older run")
+
+    def bench_round(*, keep, **_):
+        keep(kernel_rows()[:1])
+        assert out.read_text() == "an older run"
+        assert len(read_rows(part)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "bench_round", bench_round)
+    main(["bench", "round", "--out", str(out)])
+    assert out.read_text() == "an older run"
+    assert part.exists()
+
+    monkeypatch.setattr(suite, "bench_round", lambda **_: suite.RoundBench(kernel_rows(), ()))
+    monkeypatch.setattr(verb, "_tell", lambda *_: 0)
+    assert main(["bench", "round", "--out", str(out)]) == 0
+    assert len(read_rows(out)) == len(kernel_rows())
+    assert not part.exists()
