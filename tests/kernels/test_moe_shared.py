@@ -21,6 +21,17 @@ def test_ids_of_any_width_reach_the_kernels(dtype, monkeypatch):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("rows", [1, 9, 130])
+def test_ids_of_few_bits_are_the_same_experts(rows, dtype):
+    case = new_case(rows, device="cuda")
+    out = assert_right(case)
+    assert torch.equal(moe_int4(**(case | {"expert_ids": case["expert_ids"].to(dtype)}), impl="cuda"), out)
+    case["expert_ids"][0, 0] = 200  # no expert
+    assert not torch.equal(moe_int4(**(case | {"expert_ids": case["expert_ids"].to(dtype)}), impl="cuda"), out)
+
+
+@gpu
 @pytest.mark.parametrize(("rows", "inner"), [(5, 32), (33, 96), (17, 256)])
 def test_a_shared_expert_of_another_width(rows, inner):
     case = new_case(rows, device="cuda")

@@ -132,6 +132,15 @@ def test_walks_down_good_trees(budget):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_targets_of_any_width_are_walked(dtype):
+    tree = sample_tree()
+    target = torch.tensor(likely_target(tree, random.Random(0)))
+    result = assert_kernel_equals_torch(tree, target.to(dtype))
+    assert result.length.min() > 0
+
+
+@gpu
 @pytest.mark.parametrize("case", MALFORMED)
 @pytest.mark.parametrize("stream", [0, 2])
 def test_a_malformed_tree_gets_its_status_and_leaves_the_others_alone(case, stream):
