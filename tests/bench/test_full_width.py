@@ -12,7 +12,7 @@ from kdlab.bench.full_width import suite
 from kdlab.bench.full_width.point import NoRoom, Point
 from kdlab.bench.full_width.routing import planned_ids
 from kdlab.bench.full_width.suite import ROWS, bench_round, points, slice_points
-from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
+from kdlab.bench.full_width.table import goal_of, jumps, point_table, stage_table, verdict_lines
 from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
@@ -52,20 +52,30 @@ def test_every_row_count_is_measured_with_its_stages_and_each_point_once():
     assert len({point for point, _ in chosen}) == len(chosen)
     assert {point.rows for point, with_stages in chosen if with_stages and point.streams == 1} == set(ROWS)
     assert {point.streams for point, _ in chosen} == {1, 4, 8, 16, 32}
+    several = {(point.rows, point.streams, point.context) for point, staged in chosen if staged and point.streams > 1}
+    short = {one for one in several if one[2] == 1024}
+    assert short == {(rows, streams, 1024) for rows in (1, 8, 17, 33, 65) for streams in (4, 8, 16, 32)}
+    long = {(rows, streams, context) for rows in (8, 17) for streams in (8, 16) for context in (8192, 32768)}
+    assert several - short == long, "attention's tiles"
 
 
 def test_what_is_cut_when_time_runs_out_is_what_tells_least():
     order = list(dict.fromkeys((point.streams, point.context, point.g) for point, _ in points()))
-    assert order[:4] == [(1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0)]
-    assert order[4:8] == [(4, 1024, 0.8), (16, 1024, 0.8), (32, 1024, 0.8), (1, 32768, 0.8)]
-    assert order[11:16] == [(32, 8192, 0.8), *((streams, 32768, 0.8) for streams in (4, 8, 16, 32))]
+    assert order[:2] == [(1, 1024, 0.8), (1, 8192, 0.8)]
+    assert order[2:8] == [*((streams, 1024, 0.8) for streams in (8, 4, 16, 32)), (8, 8192, 0.8), (16, 8192, 0.8)]
+    assert order[8:12] == [(1, 1024, 1.0), (1, 32768, 0.8), (4, 8192, 0.8), (32, 8192, 0.8)]
+    assert order[12:16] == [(streams, 32768, 0.8) for streams in (4, 8, 16, 32)]
     assert all(g == 1.0 and (streams == 1 or context < 32768) for streams, context, g in order[16:])
     (first, telling), (second, whole), (third, others) = slice_points()
+    judged = {point for point, staged in points() if staged and goal_of(point.rows, point.context) > 0.0}
+    assert judged <= {point for point, _ in telling}
+    assert len(judged) == 46
     assert (first, second, third) == ("tp", "ep", "tp")
     assert [*telling, *others] == points()
     assert {point.rows for point, _ in whole if point.streams == 1} == set(ROWS)
     assert {(point.streams, point.context, point.g) for point, _ in whole} == {(s, 1024, 0.8) for s in (1, 8, 32)}
-    assert not any(with_stages for _, with_stages in whole)
+    by_stage = {(point.rows, point.streams) for point, with_stages in whole if with_stages}
+    assert by_stage == {(1, 1), (9, 1), (33, 1), (65, 1), (33, 8), (65, 32)}
 
 
 class FakePair(SimpleNamespace):
@@ -121,7 +131,7 @@ def test_one_slice_is_timed_with_both_splits_and_what_has_no_room_is_said(monkey
     assert [experts for experts, point, _ in fake.done if point == Point(33, 1, 1024, 0.8)] == ["tp", "ep"]
 
 
-@pytest.mark.parametrize(("seconds", "pairs", "left"), [(15.5, 1, 188), (50.5, 1, 153), (51.5, 2, 153), (62.5, 2, 151)])
+@pytest.mark.parametrize(("seconds", "pairs", "left"), [(15.5, 1, 188), (75.5, 1, 128), (76.5, 2, 128), (87.5, 2, 126)])
 def test_no_point_begins_when_the_time_is_over(monkeypatch, seconds, pairs, left):
     fake = FakeRounds(monkeypatch)
     found = bench_round(seconds=seconds)

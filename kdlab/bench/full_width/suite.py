@@ -30,11 +30,16 @@ from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
 _FEW_ROWS = (1, 8, 17, 33, 65)
 STREAMS, CONTEXTS, ROUTINGS = (1, 4, 8, 16, 32), (1024, 8192, 32768), (0.8, 1.0)
-_TELLING = ((1, 1024, 0.8), (1, 8192, 0.8), (8, 1024, 0.8), (1, 1024, 1.0))
-"""Streams, context and g: what comes first, as time may run out."""
+_JUDGED = ((1, 1024), (1, 8192), *((streams, 1024) for streams in (8, 4, 16, 32)), (8, 8192), (16, 8192))
+_TELLING = (*((streams, context, ROUTINGS[0]) for streams, context in _JUDGED), (1, 1024, ROUTINGS[1]))
+"""Streams, context and g: what comes first, as time may run out: what has goals, then independent routing."""
 _LONG_APART = (CONTEXTS[-1], ROUTINGS[-1])
+_LONG_STAGES = tuple(itertools.product((8, 17), (8, 16)))
+"""Rows and streams whose stages are timed in longer contexts too: 8 rows fill one tile of attention, 17 take three."""
 _WHOLE_STREAMS = (1, 8, 32)
 """Of the points where a rank has whole experts."""
+_WHOLE_STAGES = (*((rows, 1) for rows in (1, 9, 33, 65)), (33, 8), (65, 32))
+"""Rows and streams of those whose stages are timed."""
 
 Choice = tuple[Point, bool]
 """A point, and whether its stages are timed alone."""
@@ -54,29 +59,33 @@ class RoundBench:
 def points() -> list[Choice]:
     """Return every point, the most telling ones first.
 
-    One stream has all numbers of rows, more streams a few. Rows that route independently come last, and of each routing
-    several streams in a longer context, where they are left out of the longest: it is attention that is long there.
+    One stream has all numbers of rows, more streams a few. Behind the most telling ones, rows that route independently
+    come last, and of each routing several streams in a longer context, where they are left out of the longest: it is
+    attention that is long there.
     """
     every = itertools.product(STREAMS, CONTEXTS, ROUTINGS)
     wanted = [(streams, context, g) for streams, context, g in every if streams == 1 or (context, g) != _LONG_APART]
     wanted.sort(key=lambda one: (one[2], one[0] > 1 and one[1] > CONTEXTS[0], one[1]))
-    return [
-        (Point(rows, streams, context, g), g < 1.0 and (streams == 1 or context == CONTEXTS[0]))
-        for streams, context, g in dict.fromkeys([*_TELLING, *wanted])
-        for rows in (ROWS if streams == 1 else _FEW_ROWS)
-    ]
+    order = dict.fromkeys([*_TELLING, *wanted])
+    found = (Point(rows, *one) for one in order for rows in (ROWS if one[0] == 1 else _FEW_ROWS))
+    return [(point, _has_stages(point)) for point in found]
+
+
+def _has_stages(point: Point) -> bool:
+    """Say whether a point of sliced experts is timed by stage."""
+    is_short = point.streams == 1 or point.context == CONTEXTS[0]
+    return point.g < 1.0 and (is_short or (point.rows, point.streams) in _LONG_STAGES)
 
 
 def slice_points() -> list[tuple[str, list[Choice]]]:
     """Return in stretches what is timed of one slice: how its experts are split, and points.
 
-    Between the most telling points and the others stand those where a rank has whole experts, without stages: they need
-    other weights.
+    Between the most telling points and the others stand those where a rank has whole experts: they need other weights.
     """
     every = points()
     telling = sum(len(ROWS if streams == 1 else _FEW_ROWS) for streams, _, _ in _TELLING)
     whole = [
-        (Point(rows, streams, CONTEXTS[0], ROUTINGS[0]), False)
+        (Point(rows, streams, CONTEXTS[0], ROUTINGS[0]), (rows, streams) in _WHOLE_STAGES)
         for streams in _WHOLE_STREAMS
         for rows in (ROWS if streams == 1 else _FEW_ROWS)
     ]
