@@ -8,6 +8,7 @@
 #pragma once
 
 #include "fresh.cuh"
+#include "int4_pairs.cuh"
 
 struct alignas(16) Tile {
   int expert, first, size;  // picks order[first ..]

@@ -10,151 +10,29 @@
 //
 // Items of work are a tile of picks of one expert by a run of feature tiles, first those of gate and up, then those of
 // down, which wait for the hidden rows of their tile. A block takes the next item when it has copied the one before.
-// COPIERS of its warps copy, STAGES slabs ahead, from item to item; the WORKERS have 16 weight rows each, over all
+// COPIERS of its warps copy, two steps ahead, from item to item; the WORKERS have 2 x 16 weight rows each, over all
 // inputs. Their words become 16-bit integers in registers, exactly, and are multiplied by their scale: the A side of
-// wgmma. The tile's rows of x, in shared memory, are the B side, so that a warpgroup reads them once. A row's sums run
-// in one order whatever the other rows are.
+// mma.sync, or of wgmma. The tile's rows of x, in shared memory, are the B side. What bounds is the way from L2 to
+// shared memory: x takes it once for 512 weight rows. A row's sums run in one order whatever the other rows are.
 // Which input a place of K stands for is free as long as both sides agree: rows of x and of hidden are turned, so that
 // a lane finds what it needs of 32 inputs in one word (turned_place). Which matrix rows the fragments hold is free too:
 // gate and up of a feature meet in a lane, and stored features are neighbours.
 //
 // -D constants: DTYPE of x and SCALE_DTYPE, the same (1, 2) | MODEL_WIDTH D | INNER_WIDTH I | NUM_EXPERTS E |
-// TILE_EIGHTS eights of picks in a tile | SLAB_INPUTS at most in a stage | STAGES, in RING_BYTES of shared memory
+// TILE_EIGHTS eights of picks in a tile | SLAB_INPUTS at most in a step | RING_BYTES of shared memory
 #include "hopper.cuh"
-#include "int4_pairs.cuh"
-#include "mma.cuh"
 #include "moe_many_plan.cuh"
 #include "moe_many_products.cuh"
 
-constexpr int WORKERS = 16, COPIERS = 4;  // warps
-constexpr int THREADS = (WORKERS + COPIERS) * WARP;
-constexpr int TILE_PICKS = 8 * TILE_EIGHTS, TILE_ROWS = 16 * WORKERS, COPIED_ROWS = TILE_ROWS / COPIERS;
-constexpr bool WIDE = TILE_EIGHTS > 3;  // by wgmma, which takes as long for 8 picks as for 32; else by mma.sync
-constexpr int LEAST_SLABS = 7;  // of an item of work, where there are as many features
-static_assert(SCALE_DTYPE == DTYPE, "a scale multiplies pairs of weights");
-
-__host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
-
-// One slab of a tile: TILE_ROWS rows of a matrix by SLAB inputs, and the same inputs of the picks' rows of x.
-template <int INPUTS, int FEATURES_, bool GATED_>
-struct Stage {
-  static constexpr int K = INPUTS, FEATURES = FEATURES_;
-  static constexpr bool GATED = GATED_;
-  static constexpr int SLAB = power_of_two_divisor(K, SLAB_INPUTS), SLABS = K / SLAB, GROUPS = SLAB / GROUP;
-  static constexpr int TILE_FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
-  static constexpr int TILES = FEATURES / TILE_FEATURES;
-  static constexpr int RUN = min_of(TILES, cdiv(LEAST_SLABS, SLABS)), RUNS = cdiv(TILES, RUN);
-  static constexpr int MATRIX_ROWS = GATED ? 2 * FEATURES : FEATURES;
-  static constexpr int SCALE_BYTES = GROUPS * sizeof(Scalar);
-  // A row's words, then its scales; 16 bytes more than the words put what a warp reads of 8 rows into different banks.
-  static constexpr int PITCH = GROUPS * 16 + 16;
-  // Eight rows of x: a box of 64 inputs (hopper.cuh) after the other.
-  static constexpr int X_UNITS = SLAB * 2 / 16, EIGHT_BYTES = 8 * SLAB * 2;
-  static constexpr int WEIGHTS_AT = TILE_EIGHTS * EIGHT_BYTES, BYTES = WEIGHTS_AT + TILE_ROWS * PITCH;
-  static_assert(SLAB >= 128 && TILE_FEATURES % GROUP == 0 && FEATURES % TILE_FEATURES == 0, "see many_build");
-  static_assert(BYTES % 1024 == 0, "a stage begins where boxes may");
-};
-
-using UpStage = Stage<MODEL_WIDTH, INNER_WIDTH, true>;
-using DownStage = Stage<INNER_WIDTH, MODEL_WIDTH, false>;
-
-// The rows of a tile that lane group g of a worker has in rows g and g + 8 of its fragments. Those of one g and those
-// of one `half` lie in different banks.
-template <bool GATED>
-DEVICE u32 fragment_row(int worker, u32 g, u32 half) {
-  if (GATED) return half * (TILE_ROWS / 2) + 8 * worker + g / 2 + g % 2 * 4;  // gate, up; features t, t + 4 pair up
-  return 16 * worker + 4 * (g / 2) + 2 * (half ^ (g / 4)) + g % 2;
-}
-
-// ---- products ----------------------------------------------------------------------------------------------------
-
-// What a worker's lane knows of a stage: offsets of its two rows of weights, and of its row of x, one of 8, and
-// chunk, for groups of even and of odd numbers.
-template <typename S>
-struct Lane {
-  u32 words[2], x[2];
-
-  DEVICE Lane() {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const u32 row = fragment_row<S::GATED>(warp_id(), lane_id() / 4, h);
-      words[h] = S::WEIGHTS_AT + row * S::PITCH;
-      x[h] = lane_id() % 8 * 128 + ((h * 4 + lane_id() / 8) ^ lane_id() % 8) * 16;
-    }
-  }
-};
-
-DEVICE u32 multiply_pair(u32 a, u32 b) {
-  u32 d;
-#if DTYPE == 1
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#else
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#endif
-  return d;
-}
-
-// The lower or the upper value of a pair, twice.
-DEVICE u32 twice(u32 pair, int upper) {
-  u32 d;
-  if (upper) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(pair));
-  else asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(pair));
-  return d;
-}
-
-// Adds a slab's products of the worker's rows with the first 8 EIGHTS picks: total[4 n + ..] as they leave them.
-template <typename S, int EIGHTS>
-DEVICE void multiply(float (&total)[4 * EIGHTS], const u8* stage, const Lane<S>& lane) {
-  constexpr int AT_ONCE = 4;  // groups whose scales are loaded together
-  uint2 scales[2];
-  u32 a[2][2][4], words[2];
-  const auto load_words = [&](int j) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      words[h] = *reinterpret_cast<const u32*>(stage + lane.words[h] + lane_id() % 4 * 4 + j * 16);
-    }
-  };
-  load_words(0);
-#pragma unroll
-  for (int j = 0; j < S::GROUPS; ++j) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const u8* its = stage + lane.words[h] + S::GROUPS * 16 + j * sizeof(Scalar);
-      if (j % AT_ONCE == 0) scales[h] = *reinterpret_cast<const uint2*>(its);
-      const u32 scale = twice(j % AT_ONCE < 2 ? scales[h].x : scales[h].y, j % 2);
-      u32 pairs[4];
-      widen<true>(pairs, words[h]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[j % 2][i / 2][i % 2 * 2 + h] = multiply_pair(pairs[i], scale);
-    }
-    if (j + 1 < S::GROUPS) load_words(j + 1);
-    if constexpr (WIDE) {
-      const u64 b = descriptor(shared_address(stage) >> 4, 16, S::EIGHT_BYTES) + j / 2 * (1024 / 16) + j % 2 * 4;
-      wgmma_fence();
-      product<EIGHTS>(total, a[j % 2][0], b);
-      product<EIGHTS>(total, a[j % 2][1], b + 2);
-      wgmma_commit();
-      if (j + 1 < S::GROUPS) products_wait<1>(total);  // of the group before: its registers are next
-      else products_wait<0>(total);
-    } else {
-      const auto multiply_eight = [&](int n) {
-        u32 b[4];
-        load_matrices(b, shared_address(stage) + lane.x[j % 2] + n * S::EIGHT_BYTES + j / 2 * 1024);
-        float(&sums)[4] = *reinterpret_cast<float(*)[4]>(&total[4 * n]);
-        multiply_add<Scalar>(sums, a[j % 2][0], b[0], b[1]);
-        multiply_add<Scalar>(sums, a[j % 2][1], b[2], b[3]);
-      };
-      multiply_eight(0);  // a loop of one turn would take the outer one's unrolling with it
-#pragma unroll
-      for (int n = 1; n < EIGHTS; ++n) multiply_eight(n);
-    }
-  }
-}
-
 // ---- what the warps of a block share ------------------------------------------------------------------------------
 
-constexpr int STAGE_BYTES = UpStage::BYTES > DownStage::BYTES ? UpStage::BYTES : DownStage::BYTES;
-static_assert(STAGES >= 2 && STAGES * STAGE_BYTES <= RING_BYTES, "dynamic shared memory of the launch");
+__host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
+constexpr int PANEL_BYTES = max_of(UpStage::PANEL_BYTES, DownStage::PANEL_BYTES);
+constexpr int SCALES_BYTES = max_of(UpStage::SCALES_BYTES, DownStage::SCALES_BYTES);
+constexpr int X_BYTES = max_of(UpStage::X_BYTES, DownStage::X_BYTES);
+constexpr int PANEL_PLACES = WIDE ? 4 : 5;  // what there is room for beside x
+constexpr int SCALES_AT = PANEL_PLACES * PANEL_BYTES, X_AT = SCALES_AT + 2 * SCALES_BYTES;
+static_assert(X_AT + 2 * X_BYTES <= RING_BYTES, "dynamic shared memory of the launch");
 constexpr int TICKETS = 16;  // a copier is never so many items ahead of anybody
 
 // An item of work: a tile of picks by a run of feature tiles, of gate and up or of down.
@@ -164,9 +42,9 @@ struct Item {
   int pick[TILE_PICKS], row[TILE_PICKS];  // row of x or of hidden
 };
 
-struct Shared {  // behind the stages
-  u64 full[STAGES], empty[STAGES];  // of a stage: counts the copiers' lanes, the workers
-  u64 taken[TICKETS];               // of an item: counts the taker's lanes
+struct Shared {  // behind the panels, scales and rows of x
+  u64 full[2], empty[2];  // of a step: counts the copiers' lanes, the workers
+  u64 taken[TICKETS];     // of an item: counts the taker's lanes
   Item items[TICKETS];
 };
 
@@ -182,15 +60,38 @@ struct Turning {
   }
 };
 
+// The place in shared memory of what comes next. Two steps are there at a time, and of five panels one of a third.
 struct Work {
   u8* memory;
   Shared* shared;
-  Turning<STAGES> stage = {};
+  int panel_at = 0, scales_at = 0, x_at = 0;
+  Turning<2> step = {};
   Turning<TICKETS> place = {};
 
-  DEVICE u32 full() const { return shared_address(&shared->full[stage.at]); }
-  DEVICE u32 empty() const { return shared_address(&shared->empty[stage.at]); }
-  DEVICE u8* slab() const { return memory + stage.at * STAGE_BYTES; }
+  DEVICE u32 full() const { return shared_address(&shared->full[step.at]); }
+  DEVICE u32 empty() const { return shared_address(&shared->empty[step.at]); }
+  // Offsets in `memory`.
+  DEVICE u32 panel(int ahead = 0) const {
+    const int at = panel_at + ahead;
+    return (at < PANEL_PLACES ? at : at - PANEL_PLACES) * PANEL_BYTES;
+  }
+  DEVICE u32 scales() const { return SCALES_AT + scales_at * SCALES_BYTES; }
+  DEVICE u32 x() const { return X_AT + x_at * X_BYTES; }
+
+  // Behind a step.
+  template <typename S>
+  DEVICE void turn(int slab) {
+    panel_at += S::PANELS;
+    if (panel_at >= PANEL_PLACES) panel_at -= PANEL_PLACES;
+    if (slab % S::SPAN == S::SPAN - 1) scales_at ^= 1;
+    if (!S::X_STAYS) x_at ^= 1;
+    step.turn();
+  }
+  // Behind an item.
+  template <typename S>
+  DEVICE void turn_item() {
+    if (S::X_STAYS) x_at ^= 1;
+  }
 
   // Waits for the block's next item, whose size is 0 when there is none.
   DEVICE const Item& next() {
@@ -244,10 +145,10 @@ DEVICE void add_release(int* p) { asm volatile("red.release.gpu.global.add.s32 [
 
 // ---- copiers ------------------------------------------------------------------------------------------------------
 
-// Copies an item's slabs: a copier has its share of a tile's weight rows, and every COPIERS-th row of x.
+// Copies an item's steps: a copier has its share of a panel's weight rows, and every COPIERS-th row of x.
 template <typename S>
 struct Copier {
-  static constexpr int AT_ONCE = WARP / S::GROUPS, COPIES = COPIED_ROWS / AT_ONCE;  // rows of a warp's copy
+  static constexpr int AT_ONCE = WARP / S::GROUPS;  // rows of a warp's copy of words
   static constexpr i64 ROW_BYTES = S::K / 2, SCALE_ROW = S::K / GROUP * sizeof(Scalar);
 
   const Scalar* x;
@@ -259,43 +160,56 @@ struct Copier {
     const int run = item.run, last_tile = min((run + 1) * S::RUN, S::TILES);
 #pragma unroll 1
     for (int tile = run * S::RUN; tile < last_tile; ++tile) {
-      const int own = copier() * COPIED_ROWS;  // row of the tile
+      const int own = copier() * COPIED_ROWS;  // row of a panel
       const int in_matrix = tile * S::TILE_FEATURES +
-                            (S::GATED ? own / S::TILE_FEATURES * S::FEATURES + own % S::TILE_FEATURES : own);
+                            (S::GATED ? own / S::PANEL_FEATURES * S::FEATURES + own % S::PANEL_FEATURES : own);
       const i64 first = static_cast<i64>(item.expert) * S::MATRIX_ROWS + in_matrix;
       const u8* weights = all_weights + (first + lane_id() / S::GROUPS) * ROW_BYTES + lane_id() % S::GROUPS * 16;
-      const u8* scales = all_scales + (first + lane_id()) * SCALE_ROW;
+      const u8* scales = all_scales + (first + lane_id() / S::SPAN) * SCALE_ROW + lane_id() % S::SPAN * S::SCALE_BYTES;
 #pragma unroll 1
       for (int slab = 0; slab < S::SLABS; ++slab) {
-        barrier_wait(work.empty(), work.stage.parity ^ 1);
-        copy_weights(work.slab(), weights + slab * (S::GROUPS * 16), scales + slab * S::SCALE_BYTES);
-        copy_rows(work.slab(), slab);
+        const u8* words = weights + slab * S::PITCH;
+        if (WIDE) barrier_wait(work.empty(), work.step.parity ^ 1);
+        copy_words(work.memory + work.panel(), words);
+        if (!WIDE) barrier_wait(work.empty(), work.step.parity ^ 1);  // a panel has room before its step has
+        if (slab % S::SPAN == 0) copy_scales(work.memory + work.scales(), scales + slab * S::SCALE_BYTES);
+        if (!S::X_STAYS || tile == run * S::RUN) copy_rows(work.memory + work.x(), slab);
+        if (S::PANELS == 2) copy_words(work.memory + work.panel(1), words + S::PANEL_FEATURES * ROW_BYTES);
         copy_async_arrive(work.full());
-        work.stage.turn();
+        work.turn<S>(slab);
+      }
+    }
+    work.turn_item<S>();
+  }
+
+ private:
+  DEVICE void copy_words(u8* panel, const u8* words) const {
+#pragma unroll
+    for (int i = 0; i < COPIED_ROWS / AT_ONCE; ++i) {
+      const u32 row = copier() * COPIED_ROWS + i * AT_ONCE + lane_id() / S::GROUPS;
+      u8* to = panel + row * S::PITCH + (lane_id() % S::GROUPS ^ swapped<S>(row)) * 16;
+      copy_async(shared_address(to), words + i * AT_ONCE * ROW_BYTES);
+    }
+  }
+
+  DEVICE void copy_scales(u8* to, const u8* scales) const {
+    constexpr int ROWS = WARP / S::SPAN;  // of a warp's copy
+    to += (copier() * COPIED_ROWS + lane_id() / S::SPAN) * S::SCALE_PITCH + lane_id() % S::SPAN * S::SCALE_BYTES;
+#pragma unroll
+    for (int p = 0; p < S::PANELS; ++p) {
+#pragma unroll
+      for (int i = 0; i < COPIED_ROWS / ROWS; ++i) {
+        u8* piece = to + (p * PANEL_ROWS + i * ROWS) * S::SCALE_PITCH;
+        const u8* from = scales + (p * S::PANEL_FEATURES + i * ROWS) * SCALE_ROW;
+        if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), from);
+        else copy_less<S::SCALE_BYTES>(piece, from);
       }
     }
   }
 
- private:
-  DEVICE void copy_weights(u8* stage, const u8* weights, const u8* scales) const {
-    u8* own = stage + S::WEIGHTS_AT + copier() * COPIED_ROWS * S::PITCH;
-    u8* to = own + lane_id() / S::GROUPS * S::PITCH + lane_id() % S::GROUPS * 16;
-#pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-      copy_async(shared_address(to + i * AT_ONCE * S::PITCH), weights + i * AT_ONCE * ROW_BYTES);
-    }
-    to = own + lane_id() * S::PITCH + S::GROUPS * 16;
-#pragma unroll
-    for (int i = 0; i < COPIED_ROWS / WARP; ++i) {
-      u8* piece = to + i * WARP * S::PITCH;
-      if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), scales + i * WARP * SCALE_ROW);
-      else copy_less<S::SCALE_BYTES>(piece, scales + i * WARP * SCALE_ROW);
-    }
-  }
-
   // Rows past the last pick are not copied: what they hold reaches only columns that nobody reads.
-  DEVICE void copy_rows(u8* stage, int slab) const {
-    const u32 to = shared_address(stage) + lane_id() / 8 * 1024;
+  DEVICE void copy_rows(u8* rows, int slab) const {
+    const u32 to = shared_address(rows) + lane_id() / 8 * 1024;
     const Scalar* from = x + slab * S::SLAB + lane_id() * 8;
 #pragma unroll
     for (int i = 0; i < TILE_PICKS / COPIERS; ++i) {
@@ -317,23 +231,32 @@ DEVICE void run_item(Work& work, const Item& item, const Lane<S>& lane, Store st
   const int run = item.run, last_tile = min((run + 1) * S::RUN, S::TILES);
 #pragma unroll 1
   for (int tile = run * S::RUN; tile < last_tile; ++tile) {
-    float total[4 * EIGHTS] = {};
+    float total[S::PANELS][4 * EIGHTS] = {};
 #pragma unroll 1
     for (int slab = 0; slab < S::SLABS; ++slab) {
-      barrier_wait(work.full(), work.stage.parity);
+      barrier_wait(work.full(), work.step.parity);
       if (WIDE) async_proxy_fence();  // x was copied by ordinary means
-      multiply<S, EIGHTS>(total, work.slab(), lane);
+      Operands<S> step;
+      step.scales = work.scales() + slab % S::SPAN * S::SCALE_BYTES + lane.scales;
+      step.x = work.x() + (WIDE ? 0 : lane.x);  // wgmma reads all of it
+#pragma unroll
+      for (int p = 0; p < S::PANELS; ++p) step.panel[p] = work.panel(p) + lane.words;
+      multiply<S, EIGHTS>(total, work.memory, step);
       __syncwarp();
       if (lane_id() == 0) barrier_arrive(work.empty());
-      work.stage.turn();
+      work.turn<S>(slab);
     }
 #pragma unroll
-    for (int n = 0; n < EIGHTS; ++n) {
-      const float(&sums)[4] = *reinterpret_cast<const float(*)[4]>(&total[4 * n]);
-      const int i = 8 * n + lane_id() / 4;
-      store(i < item.size ? item.pick[i] : -1, tile * S::TILE_FEATURES, sums);
+    for (int p = 0; p < S::PANELS; ++p) {
+#pragma unroll
+      for (int n = 0; n < EIGHTS; ++n) {
+        const float(&sums)[4] = *reinterpret_cast<const float(*)[4]>(&total[p][4 * n]);
+        const int i = 8 * n + lane_id() / 4;
+        store(i < item.size ? item.pick[i] : -1, tile * S::TILE_FEATURES + p * S::PANEL_FEATURES, sums);
+      }
     }
   }
+  work.turn_item<S>();
 }
 
 template <typename S, int EIGHTS = 1, typename Store>
@@ -367,7 +290,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
   extern __shared__ __align__(1024) u8 memory[];
   Shared* shared = reinterpret_cast<Shared*>(memory + RING_BYTES);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&shared->full[i]), COPIERS * WARP);
       barrier_init(shared_address(&shared->empty[i]), WORKERS);
     }
@@ -379,6 +302,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
   grid_dependency_launch();
   Work work{memory, shared};
   if (warp_id() >= WORKERS) {
+    if (WIDE) give_registers<COPIER_REGISTERS>();
     Taker taker{tiles, order, top_k, load_fresh(&tiles->expert)};
     const bool takes = warp_id() == WORKERS;
     if (takes) taker.take(shared);
@@ -396,6 +320,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
     copy_async_wait_all();
     return;
   }
+  if (WIDE) take_registers<WORKER_REGISTERS>();
   const auto store_hidden = [&](int pick, int tile_feature, const float(&sums)[4]) {
     const auto activate = [&](int i) {
       const float gate = sums[i] * INT4_VALUE, up = sums[2 + i] * INT4_VALUE;

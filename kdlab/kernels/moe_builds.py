@@ -19,8 +19,7 @@ FEW_ROWS, _FEW_PICKS, _FEW_SHARES = 4, 8, 8  # most rows and k of moe_few_rows.c
 _FEW_SLOTS = {"UP": 2, "DOWN": 2}  # units of work whose weights a warp holds
 _FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all multiprocessors
 _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
-_MANY_TILE_ROWS, _MANY_SLAB, _MANY_RING_BYTES = 256, 256, 225_000  # of moe_many_rows.cu
-_MANY_TICKETS = 16
+_MANY_PANEL_ROWS, _MANY_SLAB, _MANY_TICKETS = 256, 256, 16  # of moe_many_rows.cu
 MANY_THREADS = 640
 MANY_ROWS, WIDE_ROWS = 129, 887
 """From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper), and by its wide tiles. On an
@@ -209,26 +208,20 @@ def many_build(
         num_experts: E.
         wide: for WIDE_ROWS rows and more.
     """
-    eights = 6 if wide else 3
-    if dtype not in MMA_DTYPES or scale != dtype or width % _MANY_TILE_ROWS or inner % (_MANY_TILE_ROWS // 2):
+    eights, places = (6, 4) if wide else (3, 5)
+    if dtype not in MMA_DTYPES or scale != dtype or width % _MANY_PANEL_ROWS or inner % (_MANY_PANEL_ROWS // 2):
         return None
-    slab = max(_many_slab_bytes(inputs, eights) for inputs in (width, inner))
-    stages = _MANY_RING_BYTES // slab
+    slab = max(math.gcd(inputs, _MANY_SLAB) for inputs in (width, inner))
+    step = 2 * _MANY_PANEL_ROWS * 32 + 8 * eights * slab * 2  # at most: scales, rows of x
+    ring = places * _MANY_PANEL_ROWS * slab // 2 + 2 * step
     defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "TILE_EIGHTS": eights,
         "SLAB_INPUTS": _MANY_SLAB,
-        "STAGES": stages,
-        "RING_BYTES": stages * slab,
+        "RING_BYTES": ring,
     }
-    shared = stages * (slab + 16) + _MANY_TICKETS * (28 + 64 * eights)  # and barriers, and items taken
+    shared = ring + _MANY_TICKETS * (32 + 64 * eights)  # and barriers, and items taken
     dynamic = (("moe_many_plan", 0), ("moe_many_experts", shared), ("moe_many_sum", 0))
     return jit.Build("moe_many_rows.cu", tuple(defines.items()), jit.HOPPER, dynamic)
-
-
-def _many_slab_bytes(inputs: int, eights: int) -> int:
-    """Return the bytes of `Stage` in moe_many_rows.cu: rows of x, weights and scales."""
-    slab = math.gcd(inputs, _MANY_SLAB)
-    return 8 * eights * slab * 2 + _MANY_TILE_ROWS * (slab // 2 + 16)
 
 
 def most_tiles(num_picks: int, num_experts: int, tile_picks: int) -> int:
