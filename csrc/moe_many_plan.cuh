@@ -1,7 +1,8 @@
 // csrc/moe_many_plan.cuh: moe_many_plan sorts the picks of many rows by expert and cuts each expert's into tiles.
 //   in   expert_ids [T,k] i32, an id outside 0..NUM_EXPERTS-1 is no expert | x [T,D]
 //   out  order [T k], pick numbers by expert | tiles, their number and that of items taken before them | turned [T,D],
-//        x with the inputs of each group of 32 in the order in which the products take them
+//        x with the inputs of each group of 32 in the order in which the products take them | activated, silu(gate) *
+//        up of the shared expert's products, for which launches of their own would take longer
 //   A tile is at most 8 TILE_EIGHTS picks of one expert; an expert's tiles are about equally wide. The widest come
 //   first: blocks that take them in turns begin with large ones and end with small ones.
 //   test tests/kernels/test_moe_many_rows.py
@@ -40,44 +41,66 @@ DEVICE void each_pick(const i32* expert_ids, int begin, int end, Take take) {
 // (c, c + 4) stand at places 2t and 2t + 1 of the group's c-th eight.
 __host__ __device__ constexpr int turned_place(int i) { return i % 4 * 8 + i / 8 * 2 + i / 4 % 2; }
 
-// Turns a group of 32 inputs a thread.
-DEVICE void turn_rows(const Scalar* x, Scalar* turned, int block, int groups) {
-  const i64 at = static_cast<i64>(block) * PLAN_THREADS + threadIdx.x;
-  if (at >= groups) return;
-  Vec<Scalar, 8> in[4];
+// Word n of lane m to word m of lane n, among lanes 4 i .. 4 i + 3.
+DEVICE void transpose_words(u32 (&word)[4]) {
 #pragma unroll
-  for (int t = 0; t < 4; ++t) in[t] = load_fresh(reinterpret_cast<const Vec<Scalar, 8>*>(x + at * GROUP) + t);
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane_id() & step;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    Vec<Scalar, 8> out;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      out[2 * t] = in[t][c];
-      out[2 * t + 1] = in[t][c + 4];
+    for (int n = 0; n < 4; ++n) {
+      if (n & step) continue;
+      const u32 got = __shfl_xor_sync(FULL_MASK, upper ? word[n] : word[n + step], step);
+      (upper ? word[n] : word[n + step]) = got;
     }
-    store_vec(turned + at * GROUP + 8 * c, out);
   }
 }
 
-// The first blocks sort, PLAN_PICKS each, and the others turn x. Which place a pick gets among those of its expert
-// differs from run to run, and changes no result: it has its own column of the products.
+// Turns TURNED units of eight inputs a thread; a row has whole warps of them.
+constexpr int TURNED = 4;
+DEVICE void turn_rows(const Scalar* x, Scalar* turned, int block, int units) {
+#pragma unroll
+  for (int i = 0; i < TURNED; ++i) {
+    const int at = (block * TURNED + i) * PLAN_THREADS + threadIdx.x;
+    if (at >= units) return;
+    u32 pairs[4];
+    pair_up(pairs, load_fresh(reinterpret_cast<const uint4*>(x) + at));
+    transpose_words(pairs);
+    reinterpret_cast<uint4*>(turned)[at] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+  }
+}
+
+// hidden [rows, inner] = silu(gate) * up of products [rows, 2 inner], gate first; ACTIVATED values a thread.
+constexpr int ACTIVATED = 4;
+DEVICE void activate_rows(const Scalar* products, Scalar* hidden, int block, int values, int inner) {
+#pragma unroll
+  for (int i = 0; i < ACTIVATED; ++i) {
+    const int at = (block * ACTIVATED + i) * PLAN_THREADS + threadIdx.x;
+    if (at >= values) return;
+    const Scalar* its = products + at + static_cast<i64>(at / inner) * inner;
+    const float gate = to_float(load_fresh(its)), up = to_float(load_fresh(its + inner));
+    hidden[at] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
+  }
+}
+
+// The first blocks sort, PLAN_PICKS each, the next ones turn x, the last ones activate. Which place a pick gets among
+// those of its expert differs from run to run, and changes no result: it has its own column of the products.
 extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
-    const i32* expert_ids,  // [T, top_k]
-    i32* order,             // [T * top_k]
-    Tile* tiles,            // the first one's `expert` is the number of tiles, which follow; its `first` counts items
-    const Scalar* x,        // [T, MODEL_WIDTH]
-    Scalar* turned,         // the same
-    int num_picks, int groups) {
+    const i32* expert_ids,   // [T, top_k]
+    i32* order,              // [T * top_k]
+    Tile* tiles,             // the first one's `expert` is the number of tiles, which follow; its `first` counts items
+    const Scalar* x,         // [T, MODEL_WIDTH]
+    Scalar* turned,          // the same
+    const Scalar* products,  // [T, 2 * inner] of the shared expert, or null
+    Scalar* activated,       // [T, inner]
+    int num_picks, int units, int values, int inner) {
   __shared__ int picks[NUM_EXPERTS];  // of each expert, of all blocks
   __shared__ int next[NUM_EXPERTS];   // place of this block's next pick of an expert
   __shared__ int wide[TILE_EIGHTS + 1], warp_picks[PLAN_THREADS / WARP];
   grid_dependency_wait();
   grid_dependency_launch();
-  const int plans = cdiv(num_picks, PLAN_PICKS), block = blockIdx.x;
-  if (block >= plans) {
-    turn_rows(x, turned, block - plans, groups);
-    return;
-  }
+  const int plans = cdiv(num_picks, PLAN_PICKS), turns = cdiv(units, TURNED * PLAN_THREADS), block = blockIdx.x;
+  if (block >= plans + turns) return activate_rows(products, activated, block - plans - turns, values, inner);
+  if (block >= plans) return turn_rows(x, turned, block - plans, units);
   const int e = threadIdx.x;
   if (e < NUM_EXPERTS) picks[e] = next[e] = 0;
   if (e <= TILE_EIGHTS) wide[e] = 0;

@@ -28,8 +28,8 @@ lines through the times of narrow and wide tiles at 520 and 1,056 rows meet at 8
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
-the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, which adds what two calls of
-`skinny_linear` make of it."""
+the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, whose plan activates what one call
+of `skinny_linear` makes of it, and which adds what a second one makes of that."""
 
 
 def moe_path(

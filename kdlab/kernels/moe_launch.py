@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kdlab.config import INT4_GROUP
 from kdlab.kernels import jit
 from kdlab.kernels.moe_builds import (
     MANY_THREADS,
@@ -19,7 +18,7 @@ from kdlab.kernels.moe_builds import (
 from kdlab.kernels.moe_slices import slices_bytes, slices_grid
 from kdlab.kernels.skinny_linear import skinny_linear
 
-_PLAN_THREADS, _PLAN_PICKS, _SUM_THREADS, _SUM_FEATURES = 1024, 2048, 128, 8  # of moe_many_rows.cu
+_PLAN_PICKS, _PLAN_THREADS, _PLAN_TURNS, _SUM_THREADS, _VECTOR = 2048, 1024, 4, 128, 8  # of moe_many_rows.cu
 _TILE_WORDS = 4
 
 
@@ -95,16 +94,18 @@ def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None
     most = most_tiles(num_picks, num_experts, 8 * int(constants["TILE_EIGHTS"]))
     tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
     hidden, parts, turned = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width), torch.empty_like(x)
-    added = None
-    if shared is not None:
-        added = skinny_linear(skinny_linear(x, shared.gate_up[0], gated=True), shared.down[0])
-    groups = x.numel() // INT4_GROUP
-    blocks = -(-num_picks // _PLAN_PICKS) + -(-groups // _PLAN_THREADS)
-    _launch(build, "moe_many_plan", blocks, ids, order, tiles, x, turned, num_picks, groups, threads=_PLAN_THREADS)
+    inner = 0 if shared is None else shared.inner
+    products = None if shared is None else skinny_linear(x, shared.gate_up[0])
+    activated = None if shared is None else x.new_empty(num_rows, inner)
+    sizes = (num_picks, x.numel() // _VECTOR, num_rows * inner, inner)
+    blocks = -(-num_picks // _PLAN_PICKS) + sum(-(-n // (_PLAN_TURNS * _PLAN_THREADS)) for n in sizes[1:3])
+    inputs = (ids, order, tiles, x, turned, products, activated)
+    _launch(build, "moe_many_plan", blocks, *inputs, *sizes, threads=_PLAN_THREADS)
+    added = None if shared is None else skinny_linear(activated, shared.down[0])
     matrices = (routed.gate_up, routed.gate_up_scale, routed.down, routed.down_scale)
     args = (turned, tiles, order, *matrices, hidden, parts, top_k)
     _launch(build, "moe_many_experts", jit.num_sms(x.device), *args, threads=MANY_THREADS)
-    out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _SUM_FEATURES)))
+    out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _VECTOR)))
     _launch(build, "moe_many_sum", grid, parts, ids, routed.weights, added, out, top_k, threads=_SUM_THREADS)
     return out
 

@@ -154,7 +154,7 @@ def experts():
 def many_rows():
     """INT4 experts by so many rows that they are a product of matrices, in narrow and in wide tiles."""
     rows, wide_rows = moe_builds.MANY_ROWS, moe_builds.WIDE_ROWS
-    moe(moe_cases.new_case(rows))
+    moe(moe_cases.new_case(rows, shared=True))
     moe_builds.WIDE_ROWS = rows  # the same kernels as from wide_rows rows on, which take these tools long
     moe(moe_cases.new_case(rows))
     moe(moe_cases.new_case(rows, dtype=F16, scale=F16))
