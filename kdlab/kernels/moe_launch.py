@@ -101,7 +101,7 @@ def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None
     blocks = -(-num_picks // _PLAN_PICKS) + sum(-(-n // (_PLAN_TURNS * _PLAN_THREADS)) for n in sizes[1:3])
     inputs = (ids, order, tiles, x, turned, products, activated)
     _launch(build, "moe_many_plan", blocks, *inputs, *sizes, threads=_PLAN_THREADS)
-    added = None if shared is None else skinny_linear(activated, shared.down[0])
+    added = None if shared is None or activated is None else skinny_linear(activated, shared.down[0])
     matrices = (routed.gate_up, routed.gate_up_scale, routed.down, routed.down_scale)
     args = (turned, tiles, order, *matrices, hidden, parts, top_k)
     _launch(build, "moe_many_experts", jit.num_sms(x.device), *args, threads=MANY_THREADS)
