@@ -12,10 +12,12 @@ from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
+from kdlab.kernels.router_gate import has_gate, router_gate
 from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
 
 _WARP = 32
-_MAX_EXPERTS = 1024  # a thread each
+_MAX_EXPERTS = 1024
+_EXPERTS_A_WARP = 128  # as in the .cu
 
 
 def router(
@@ -31,6 +33,9 @@ def router(
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Choose k experts a row by their biased sigmoid scores; the weights are the unbiased scores of those chosen.
+
+    With the kernels a row's ids and weights do not depend on the other rows, nor on how many there are up to
+    `router_gate.MAX_ROWS` where `has_gate`, or as in `skinny_linear`; for more rows the library adds the products up.
 
     Args:
         x: [T, D] float.
@@ -55,8 +60,11 @@ def router(
     """
     if not _runs_kernel(x, weight, bias, used, k, groups, impl):
         return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
-    logits = skinny_linear(x, weight, dtype=torch.float32, impl=impl)
-    return _router_choose(logits, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
+    if has_gate(x, weight):
+        parts = router_gate(x, weight)
+    else:
+        parts = skinny_linear(x, weight, dtype=torch.float32, impl=impl).unsqueeze(0)
+    return _router_choose(parts, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
 
 
 @by_layout
@@ -96,28 +104,28 @@ def router_cost(num_rows: int, width: int, num_experts: int, k: int, itemsize: i
 
 
 @functools.lru_cache(maxsize=16)
-def build(num_experts: int, k: int) -> jit.Build:
-    """Return what is compiled for the best k of so many experts."""
-    return jit.Build("router.cu", (("NUM_EXPERTS", num_experts), ("CHOSEN", k)))
+def build(num_experts: int, k: int, summands: int) -> jit.Build:
+    """Return what is compiled for the best k of so many experts, by logits that are sums of so many."""
+    return jit.Build("router.cu", (("NUM_EXPERTS", num_experts), ("CHOSEN", k), ("SUMMANDS", summands)))
 
 
 @cuda_op("router_choose")
 def _router_choose(
-    logits: Tensor, bias: Tensor, used: Tensor | None, k: int, scale: float, normalize: bool
+    parts: Tensor, bias: Tensor, used: Tensor | None, k: int, scale: float, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    rows, experts = logits.shape
-    ids, weights = logits.new_empty(rows, k, dtype=torch.int32), logits.new_empty(rows, k)
+    summands, rows, experts = parts.shape
+    ids, weights = parts.new_empty(rows, k, dtype=torch.int32), parts.new_empty(rows, k)
     if rows:
-        kernel = jit.kernel(build(experts, k), "router_choose", logits.device)
-        args = (logits, bias, used, ids, weights, int(normalize), float(scale))
-        kernel.launch(rows, -(-experts // _WARP) * _WARP, *args, overlap=True)
+        kernel = jit.kernel(build(experts, k, summands), "router_choose", parts.device)
+        args = (parts, bias, used, ids, weights, int(normalize), float(scale))
+        kernel.launch(rows, -(-experts // _EXPERTS_A_WARP) * _WARP, *args, overlap=True)
     return ids, weights
 
 
 @_router_choose.register_fake
-def _(logits: Tensor, bias: Tensor, used: Tensor | None, k: int, *_: object) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0], k)
-    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+def _(parts: Tensor, bias: Tensor, used: Tensor | None, k: int, *_: object) -> tuple[Tensor, Tensor]:
+    shape = (parts.shape[1], k)
+    return parts.new_empty(shape, dtype=torch.int32), parts.new_empty(shape)
 
 
-BUILDS = (build(384, 8),)
+BUILDS = (build(384, 8, 16), build(384, 8, 1))

@@ -137,7 +137,8 @@ def linear():
             skinny_linear.skinny_linear(x, weight, gated=True, impl="cuda")
             skinny_linear.skinny_linear(x, weight, dtype=torch.float32, impl="cuda")
         skinny_linear.skinny_matmul(randn(2, rows, 128), randn(2, 128, 64), impl="cuda")
-        router(randn(rows, 512), randn(384, 512), randn(384, dtype=torch.float32), 8, 2.5, impl="cuda")
+        for inputs in (512, 896):  # by skinny_linear, and by router_gate
+            router(randn(rows, inputs), randn(384, inputs), randn(384, dtype=torch.float32), 8, 2.5, impl="cuda")
 
 
 def experts():
@@ -209,7 +210,11 @@ CASES = {
         "draft_topk merge_topk target_greedy target_draw merge_candidates best_candidate top_p_mass choose_token",
         "draft_topk draft_topk+DTYPE target_sample target_sample+DTYPE top_p_mass top_p_mass+DTYPE merge_shards",
     ),
-    "linear": Case(linear, "skinny_linear skinny_linear_columns router_choose", "skinny_linear+DTYPE router"),
+    "linear": Case(
+        linear,
+        "skinny_linear skinny_linear_columns router_gate router_choose",
+        "skinny_linear+DTYPE router_gate+DTYPE router",
+    ),
     "experts": Case(
         experts,
         "moe_few_gate_up moe_few_down moe_gate_up moe_slices moe_down moe_sum",

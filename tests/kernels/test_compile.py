@@ -99,7 +99,7 @@ ALONE = {"verify_merge_prefix"}
 
 
 STARTING = {"add_norm", "norm_rope", "norm_rows", "router_choose"}
-STARTING |= {"skinny_linear", "verify_parts"}
+STARTING |= {"router_gate", "skinny_linear", "verify_parts"}
 """Kernels that let the next one begin before they have waited themselves: it may run beside the one two ahead."""
 AHEAD = {
     "head_norm_rope": "draft_attention",

@@ -5,8 +5,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
+from kdlab.kernels import jit
 from kdlab.kernels.router import _router_choose, router, router_cost
-from kdlab.kernels.skinny_linear import MAX_ROWS
+from kdlab.kernels.router_gate import MAX_ROWS, ROWS, has_gate, router_gate
+from kdlab.kernels.skinny_linear import MAX_ROWS as SKINNY_ROWS
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget
 
 gpu = pytest.mark.gpu
@@ -38,7 +40,7 @@ def exact_router(x, weight, bias, k, **options):
 
 def plain_router(x, weight, bias, k, **options):
     """The reference in float32; for more rows than the kernel takes on products as cuBLAS's tensor cores add them."""
-    if len(x) <= MAX_ROWS:
+    if len(x) <= SKINNY_ROWS:
         return router(x, weight, bias, k, SCALE, impl="reference", **options)
     logits = torch.mm(x.cuda(), weight.cuda().mT, out_dtype=torch.float32).cpu()
     return router(logits, torch.eye(len(weight)), bias, k, SCALE, impl="reference", **options)
@@ -109,8 +111,25 @@ def test_cost():
     assert cost.flops == 2 * 33 * 384 * 7168
 
 
+def test_the_gate_runs_where_rows_lie_as_its_copies_want_them(monkeypatch):
+    monkeypatch.setattr(jit, "arch_of", lambda device: "sm_90a")
+    x, weight, _ = new_case(33, 384, 896)
+    assert has_gate(x, weight)
+    assert has_gate(x.half(), weight.half())
+    assert has_gate(x[:, :448], weight[:, :448])
+    assert not has_gate(x[:, 4:452], weight[:, 4:452])
+    assert not has_gate(x.float(), weight.float())
+    assert not has_gate(x[:, :512], weight[:, :512])
+    assert not has_gate(x, weight[:100])
+    assert not has_gate(x[:0], weight)
+    assert not has_gate(x.new_zeros(MAX_ROWS + 1, 896), weight)
+    assert not has_gate(x.mT.contiguous().mT, weight)
+    monkeypatch.setattr(jit, "arch_of", lambda device: "sm_80")
+    assert not has_gate(x, weight)
+
+
 @gpu
-@pytest.mark.parametrize("rows", [1, 2, 8, 17, 33, 64, 65, 200])
+@pytest.mark.parametrize("rows", [1, 2, 8, 17, 33, 64, 65, 128, MAX_ROWS, MAX_ROWS + 1])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_kernels_against_float64(rows, normalize):
     case = clear_case(rows, 8)
@@ -135,6 +154,24 @@ def test_other_numbers_of_experts(experts, k):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("experts", "width"), [(384, 7168), (64, 448), (128, 896)])
+def test_parts_of_the_product(experts, width, dtype):
+    x, weight, _ = (t.cuda() for t in new_case(MAX_ROWS, experts, width, dtype))
+    whole = router_gate(x, weight)
+    pairs = list(zip(*(t.chunk(len(whole), dim=1) for t in (x, weight)), strict=True))
+    exact = torch.stack([part.double() @ of_weight.double().mT for part, of_weight in pairs])
+    plain = torch.stack([torch.mm(part, of_weight.mT, out_dtype=torch.float32) for part, of_weight in pairs])
+    assert_within_budget(whole, exact, plain, "parts")
+    with pytest.raises(AssertionError):
+        assert_within_budget(whole.roll(1, 1), exact, plain, "parts")
+    apart = x.new_full((len(x), width + 64), torch.nan)
+    apart[:, :width] = x
+    for rows in (1, *(n + more for n in ROWS for more in (0, 1))):
+        assert torch.equal(router_gate(apart[:rows, :width], weight), whole[:, :rows])  # a row's sums know no others
+
+
+@gpu
 def test_ties_go_to_the_smaller_id_and_bad_logits_stay_in_range():
     logits = torch.zeros(6, 384)
     logits[1, 100:110] = 1.0
@@ -142,7 +179,7 @@ def test_ties_go_to_the_smaller_id_and_bad_logits_stay_in_range():
     logits[3, 7], logits[3, 300] = torch.inf, torch.nan
     logits[4] = torch.nan
     logits[5] = -torch.inf
-    ids, _ = _router_choose(logits.cuda(), torch.zeros(384, device="cuda"), None, 8, SCALE, True)
+    ids, _ = _router_choose(logits[None].cuda(), torch.zeros(384, device="cuda"), None, 8, SCALE, True)
     ids = ids.cpu()
     assert ids[0].tolist() == list(range(8))
     assert ids[1].tolist() == list(range(100, 108))
@@ -168,5 +205,7 @@ def test_capture_replays_with_new_rows():
 
 @gpu
 def test_opcheck():
-    logits, bias = torch.randn(3, 64, device="cuda"), torch.randn(64, device="cuda")
-    torch.library.opcheck(torch.ops.kdlab.router_choose.default, (logits, bias, None, 4, SCALE, True))
+    parts, bias = torch.randn(2, 3, 64, device="cuda"), torch.randn(64, device="cuda")
+    torch.library.opcheck(torch.ops.kdlab.router_choose.default, (parts, bias, None, 4, SCALE, True))
+    x, weight, _ = (t.cuda() for t in new_case(3, 64, 448))
+    torch.library.opcheck(torch.ops.kdlab.router_gate.default, (x, weight))

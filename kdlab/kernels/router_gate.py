@@ -1,0 +1,76 @@
+"""The router's product of some rows, in parts over the inputs that `router_choose` adds up."""
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdlab.errors import ShapeError
+from kdlab.kernels import jit
+from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
+from kdlab.kernels.jit.layouts import by_layout
+from kdlab.kernels.jit.ops import cuda_op
+
+MAX_ROWS = 144
+ROWS = (8, 16, 24, 40, 72)  # of a block, as few as hold T; from 73 on two blocks share the rows
+_ARCHS = ("sm_90a", "sm_100a", "sm_120a")  # with bulk copies
+_FEATURES, _INPUTS = 64, 448  # of a block, as in the .cu
+_MOST_PARTS = 16  # that `router_choose` holds in registers
+_ALIGNMENT = 16
+
+
+@by_layout
+def has_gate(x: Tensor, weight: Tensor) -> bool:
+    """Say whether the kernel runs for x [T, D] and weight [E, D] in one dtype on one GPU."""
+    (rows, width), experts = x.shape, weight.shape[0]
+    if x.dtype not in MMA_DTYPES or not 1 <= rows <= MAX_ROWS:
+        return False
+    if experts % _FEATURES or width % _INPUTS or not 1 <= width // _INPUTS <= _MOST_PARTS:
+        return False
+    # Storages begin at multiples of 512 bytes; the op looks at the addresses themselves.
+    places = (x.stride(0), weight.stride(0), x.storage_offset(), weight.storage_offset())
+    if x.stride(1) != 1 or weight.stride(1) != 1 or any(n * x.itemsize % _ALIGNMENT for n in places):
+        return False
+    return jit.arch_of(x.device) in _ARCHS
+
+
+@functools.lru_cache(maxsize=16)
+def build(dtype: torch.dtype, block_rows: int) -> jit.Build:
+    """Return what is compiled for so many rows of a block, one of ROWS."""
+    defines = (("DTYPE", DTYPE_DEFINE[dtype]), ("ROWS", block_rows))
+    return jit.Build("router_gate.cu", defines, _ARCHS, (("router_gate", _shared_bytes(block_rows)),))
+
+
+def _shared_bytes(block_rows: int) -> int:
+    """Return the dynamic shared memory of a block: its rows of x, sums of half of the warps, a barrier."""
+    return block_rows * (2 * _INPUTS + 64) + 4 * block_rows * _FEATURES + _ALIGNMENT
+
+
+@cuda_op("router_gate")
+def router_gate(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x [T, D] by weight [E, D]: parts [S, T, E] f32 over neighbouring inputs, whose sum is x W^T.
+
+    Weights are read before the kernel ahead in the stream has ended: nothing may have written them just before.
+    """
+    if (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT:
+        raise ShapeError("x and weight", f"storage at multiples of {_ALIGNMENT} bytes", "another")
+    (rows, width), experts = x.shape, weight.shape[0]
+    parts = x.new_empty(width // _INPUTS, rows, experts, dtype=torch.float32)
+    block_rows = next((n for n in ROWS if n >= rows), ROWS[-1])
+    jit.kernel(build(x.dtype, block_rows), "router_gate", x.device).launch(
+        (experts // _FEATURES, width // _INPUTS, -(-rows // block_rows)),
+        256 if block_rows == ROWS[0] else 128,  # as in the .cu
+        *(x, weight, parts, rows, experts, np.int64(x.stride(0)), np.int64(weight.stride(0))),
+        shared_bytes=_shared_bytes(block_rows),
+        overlap=True,
+    )
+    return parts
+
+
+@router_gate.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1] // _INPUTS, x.shape[0], weight.shape[0], dtype=torch.float32)
+
+
+BUILDS = tuple(build(torch.bfloat16, rows) for rows in ROWS)
