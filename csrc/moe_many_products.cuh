@@ -136,24 +136,38 @@ DEVICE u32 twice(u32 pair, int upper) {
   return d;
 }
 
-// Where a step's operands stand in a block's memory.
+// The weights of a word in pairs, as value / INT4_VALUE, each rounded once.
+DEVICE void scaled_word(u32 (&pair)[4], u32 word, u32 scale) {
+  widen<true>(pair, word);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pair[i] = multiply_pair(pair[i], scale);
+}
+
+// Loads whose order the compiler keeps.
+DEVICE u32 load_word(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
+// Where a lane's operands of a step stand: addresses in shared memory.
 template <typename S>
 struct Operands {
   u32 panel[S::PANELS], scales, x;
 };
 
 // Adds a slab's products of the worker's rows with the first 8 EIGHTS picks: total[panel][4 n + ..] as they leave them.
-// `step` has the lane's offsets in it.
 template <typename S, int EIGHTS>
-DEVICE void multiply(float (&total)[S::PANELS][4 * EIGHTS], const u8* memory, const Operands<S>& step) {
-  constexpr int AT_ONCE = 4;  // groups whose scales are loaded together
-  uint2 scales[S::PANELS][2];
-  u32 a[2][2][4], words[S::PANELS][2];
+DEVICE void multiply(float (&total)[S::PANELS][4 * EIGHTS], const Operands<S>& step) {
+  u32 a[2][2][4], words[S::PANELS][2], scales[S::PANELS][2];  // scales: of two groups
   const auto load_words = [&](int p, int j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32 chunk = (j ^ (h && !S::GATED ? swapped<S>(2) : 0)) * 16;
-      words[p][h] = *reinterpret_cast<const u32*>(memory + in_row<S>(step.panel[p] ^ chunk, h, S::PITCH));
+      words[p][h] = load_word(in_row<S>(step.panel[p] ^ chunk, h, S::PITCH));
+      if (j % 2) continue;
+      const u32 its = in_row<S>(step.scales, h, S::SCALE_PITCH) + p * PANEL_ROWS * S::SCALE_PITCH;
+      scales[p][h] = load_word(its + j * sizeof(Scalar));
     }
   };
 #pragma unroll
@@ -165,18 +179,14 @@ DEVICE void multiply(float (&total)[S::PANELS][4 * EIGHTS], const u8* memory, co
       u32(&own)[2][4] = a[(j * S::PANELS + p) % 2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const u8* its = memory + in_row<S>(step.scales, h, S::SCALE_PITCH) + p * PANEL_ROWS * S::SCALE_PITCH;
-        if (j % AT_ONCE == 0) scales[p][h] = *reinterpret_cast<const uint2*>(its + j * sizeof(Scalar));
-        const u32 scale = twice(j % AT_ONCE < 2 ? scales[p][h].x : scales[p][h].y, j % 2);
         u32 pairs[4];
-        widen<true>(pairs, words[p][h]);
+        scaled_word(pairs, words[p][h], twice(scales[p][h], j % 2));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) own[i / 2][i % 2 * 2 + h] = multiply_pair(pairs[i], scale);
+        for (int i = 0; i < 4; ++i) own[i / 2][i % 2 * 2 + h] = pairs[i];
       }
       if (j + 1 < S::GROUPS) load_words(p, j + 1);
       if constexpr (WIDE) {
-        const u64 x = descriptor(shared_address(memory) + step.x >> 4, 16, S::EIGHT_BYTES);
-        const u64 b = x + j / 2 * (1024 / 16) + j % 2 * 4;
+        const u64 b = descriptor(step.x >> 4, 16, S::EIGHT_BYTES) + j / 2 * (1024 / 16) + j % 2 * 4;
         wgmma_fence();
         product<EIGHTS>(total[p], own[0], b);
         product<EIGHTS>(total[p], own[1], b + 2);
@@ -187,7 +197,7 @@ DEVICE void multiply(float (&total)[S::PANELS][4 * EIGHTS], const u8* memory, co
     if constexpr (!WIDE) {
       const auto multiply_eight = [&](int n) {
         u32 b[4];
-        load_matrices(b, shared_address(memory) + (step.x ^ j % 2 * 64) + n * S::EIGHT_BYTES + j / 2 * 1024);
+        load_matrices(b, (step.x ^ j % 2 * 64) + n * S::EIGHT_BYTES + j / 2 * 1024);
 #pragma unroll
         for (int p = 0; p < S::PANELS; ++p) {
           float(&sums)[4] = *reinterpret_cast<float(*)[4]>(&total[p][4 * n]);

@@ -184,11 +184,12 @@ struct Copier {
 
  private:
   DEVICE void copy_words(u8* panel, const u8* words) const {
+    const u32 row = lane_id() / S::GROUPS, chunk = lane_id() % S::GROUPS ^ swapped<S>(row);
+    const u32 to = shared_address(panel) + (copier() * COPIED_ROWS + row) * S::PITCH + chunk * 16;
 #pragma unroll
     for (int i = 0; i < COPIED_ROWS / AT_ONCE; ++i) {
-      const u32 row = copier() * COPIED_ROWS + i * AT_ONCE + lane_id() / S::GROUPS;
-      u8* to = panel + row * S::PITCH + (lane_id() % S::GROUPS ^ swapped<S>(row)) * 16;
-      copy_async(shared_address(to), words + i * AT_ONCE * ROW_BYTES);
+      const u32 swap = swapped<S>(i * AT_ONCE) * 16;  // the lane's row is that of one of the first 8
+      copy_async((to ^ swap) + i * AT_ONCE * S::PITCH, words + i * AT_ONCE * ROW_BYTES);
     }
   }
 
@@ -211,11 +212,11 @@ struct Copier {
   DEVICE void copy_rows(u8* rows, int slab) const {
     const u32 to = shared_address(rows) + lane_id() / 8 * 1024;
     const Scalar* from = x + slab * S::SLAB + lane_id() * 8;
+    const int size = lane_id() < S::X_UNITS ? item.size : 0;
 #pragma unroll
     for (int i = 0; i < TILE_PICKS / COPIERS; ++i) {
       const int n = i * COPIERS + copier();
-      if (n >= item.size) break;
-      if (lane_id() >= S::X_UNITS) continue;
+      if (n >= size) break;
       const i64 its = item.row[n];
       copy_async(to + n / 8 * S::EIGHT_BYTES + n % 8 * 128 + (lane_id() % 8 ^ n % 8) * 16, from + its * S::K);
     }
@@ -237,11 +238,12 @@ DEVICE void run_item(Work& work, const Item& item, const Lane<S>& lane, Store st
       barrier_wait(work.full(), work.step.parity);
       if (WIDE) async_proxy_fence();  // x was copied by ordinary means
       Operands<S> step;
-      step.scales = work.scales() + slab % S::SPAN * S::SCALE_BYTES + lane.scales;
-      step.x = work.x() + (WIDE ? 0 : lane.x);  // wgmma reads all of it
+      const u32 memory = shared_address(work.memory);
+      step.scales = memory + work.scales() + slab % S::SPAN * S::SCALE_BYTES + lane.scales;
+      step.x = memory + work.x() + (WIDE ? 0 : lane.x);  // wgmma reads all of it
 #pragma unroll
-      for (int p = 0; p < S::PANELS; ++p) step.panel[p] = work.panel(p) + lane.words;
-      multiply<S, EIGHTS>(total, work.memory, step);
+      for (int p = 0; p < S::PANELS; ++p) step.panel[p] = memory + work.panel(p) + lane.words;
+      multiply<S, EIGHTS>(total, step);
       __syncwarp();
       if (lane_id() == 0) barrier_arrive(work.empty());
       work.turn<S>(slab);
