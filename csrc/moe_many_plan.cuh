@@ -69,15 +69,21 @@ DEVICE void turn_rows(const Scalar* x, Scalar* turned, int block, int units) {
   }
 }
 
-// hidden [rows, inner] = silu(gate) * up of products [rows, 2 inner], gate first; ACTIVATED values a thread.
+// hidden [rows, inner] = silu(gate) * up of products [parts, rows, 2 inner] that add up, gate first; ACTIVATED values a
+// thread.
 constexpr int ACTIVATED = 4;
-DEVICE void activate_rows(const Scalar* products, Scalar* hidden, int block, int values, int inner) {
+DEVICE void activate_rows(const float* products, Scalar* hidden, int block, int values, int inner, int parts) {
 #pragma unroll
   for (int i = 0; i < ACTIVATED; ++i) {
     const int at = (block * ACTIVATED + i) * PLAN_THREADS + threadIdx.x;
     if (at >= values) return;
-    const Scalar* its = products + at + static_cast<i64>(at / inner) * inner;
-    const float gate = to_float(load_fresh(its)), up = to_float(load_fresh(its + inner));
+    const float* its = products + at + static_cast<i64>(at / inner) * inner;
+    float gate = 0, up = 0;
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part, its += static_cast<i64>(2) * values) {
+      gate += load_fresh(its);
+      up += load_fresh(its + inner);
+    }
     hidden[at] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
   }
 }
@@ -90,16 +96,16 @@ extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
     Tile* tiles,             // the first one's `expert` is the number of tiles, which follow; its `first` counts items
     const Scalar* x,         // [T, MODEL_WIDTH]
     Scalar* turned,          // the same
-    const Scalar* products,  // [T, 2 * inner] of the shared expert, or null
+    const float* products,   // [parts, T, 2 * inner] of the shared expert, which add up, or null
     Scalar* activated,       // [T, inner]
-    int num_picks, int units, int values, int inner) {
+    int num_picks, int units, int values, int inner, int parts) {
   __shared__ int picks[NUM_EXPERTS];  // of each expert, of all blocks
   __shared__ int next[NUM_EXPERTS];   // place of this block's next pick of an expert
   __shared__ int wide[TILE_EIGHTS + 1], warp_picks[PLAN_THREADS / WARP];
   grid_dependency_wait();
   grid_dependency_launch();
   const int plans = cdiv(num_picks, PLAN_PICKS), turns = cdiv(units, TURNED * PLAN_THREADS), block = blockIdx.x;
-  if (block >= plans + turns) return activate_rows(products, activated, block - plans - turns, values, inner);
+  if (block >= plans + turns) return activate_rows(products, activated, block - plans - turns, values, inner, parts);
   if (block >= plans) return turn_rows(x, turned, block - plans, units);
   const int e = threadIdx.x;
   if (e < NUM_EXPERTS) picks[e] = next[e] = 0;

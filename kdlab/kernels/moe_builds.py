@@ -21,15 +21,15 @@ _FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all m
 _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
 _MANY_PANEL_ROWS, _MANY_SLAB, _MANY_TICKETS = 256, 256, 16  # of moe_many_rows.cu
 MANY_THREADS = 640
-MANY_ROWS, WIDE_ROWS = 129, 887
+MANY_ROWS, WIDE_ROWS = 129, 1153
 """From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper), and by its wide tiles. On an
-H200, with k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8), and the
-lines through the times of narrow and wide tiles at 520 and 1,056 rows meet at 887."""
+H200, with k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8). From 1,153
+rows on an expert's picks fill more than a narrow tile on average."""
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
-the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, whose plan activates what one call
-of `skinny_linear` makes of it, and which adds what a second one makes of that."""
+the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, whose plan adds up and activates
+shares of its products, and which adds what `skinny_linear` makes of that."""
 
 
 def moe_path(

@@ -39,7 +39,7 @@ def moe_int4(
 
     A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are, as other
     kernels, with sums in another order, run (`moe_builds.moe_path`) up to FEW_ROWS rows of narrow INT4 experts, from
-    MANY_ROWS rows on, where the shared expert is `skinny_linear`'s, and from WIDE_ROWS on. On a GPU nothing waits for
+    MANY_ROWS rows on, where torch multiplies for the shared expert, and from WIDE_ROWS on. On a GPU nothing waits for
     the host.
 
     Args:
