@@ -21,10 +21,11 @@ _FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all m
 _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
 _MANY_PANEL_ROWS, _MANY_SLAB, _MANY_TICKETS = 256, 256, 16  # of moe_many_rows.cu
 MANY_THREADS = 640
-MANY_ROWS, WIDE_ROWS = 129, 1153
+MANY_ROWS, WIDE_ROWS = 73, 1153
 """From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper), and by its wide tiles. On an
-H200, with k = 8 of 384 experts, both paths take 256 us at 128 rows (with the shared expert; one slice of 8). From 1,153
-rows on an expert's picks fill more than a narrow tile on average."""
+H200, with k = 8 of 384 experts (a slice of 8, and the shared one), `rows` and `many` both take 187 us at 72 rows, 201
+and 192 at 80, 253 and 236 at 128; of 48 whole experts 191 and 201 at 65, 228 and 222 at 96. From 1,153 rows on an
+expert's picks fill more than a narrow tile on average."""
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with

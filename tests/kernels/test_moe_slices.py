@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kdlab.kernels import moe_int4 as module
-from kdlab.kernels.moe_builds import moe_path
+from kdlab.kernels.moe_builds import MANY_ROWS, moe_path
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.moe_slices import slices_build, slices_bytes, slices_grid
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, skipping
@@ -15,7 +15,7 @@ RANK = (7168, 256, 384, 256)
 
 
 def test_which_rows_have_the_kernel():
-    paths = {rows: moe_path(rows, 8, BF16, BF16, *RANK)[0] for rows in (4, 5, 67, 68, 128, 129)}
+    paths = {rows: moe_path(rows, 8, BF16, BF16, *RANK)[0] for rows in (4, 5, 67, 68, MANY_ROWS - 1, MANY_ROWS)}
     assert list(paths.values()) == ["few", "slices", "slices", "rows", "rows", "many"]
     assert moe_path(9, 8, BF16, BF16, *RANK, arch="sm_80")[0] == "rows"
     assert moe_path(9, 8, BF16, None, *RANK)[0] == "rows"
