@@ -15,7 +15,8 @@
 
 constexpr int BATCH = 2;      // parts that are added at a time
 constexpr int FEW_WORDS = 2;  // of a thread where parts are few
-constexpr int PAIRS = 4, ROWS = 8, TOP = 0, TOTAL = 1, SUMS = 2, VALUES = SUMS + 2 * PAIRS;
+constexpr int ROWS = 8, EIGHTHS = Config::TILE / ROWS;  // of a piece, and of a tile
+constexpr int PAIRS = 4, TOP = 0, TOTAL = 1, SUMS = 2, VALUES = SUMS + 2 * PAIRS;
 
 struct Share {  // of a warp, among several of a piece
   float values[VALUES][WARP];  // of an Added<1>
@@ -33,18 +34,20 @@ DEVICE void add_share(const Params& p, Slot<N>* mine, int slots, Added<N>& sum, 
                       int group, int eighth) {
   const int lane = lane_id(), share = threadIdx.z, shares = blockDim.z;
   const uint4* in = p.partial + place_of_word(word, eighth % 2, group * 128 + eighth / 2 * WARP + lane);
-  const float* in_lse = p.partial_lse + ROWS * eighth + 4 * lane;
+  const float* in_lse = p.partial_lse + ROWS * eighth + 4 * (lane % 2);
 #pragma unroll 1
   for (int first = share; first < parts; first += slots * shares) {
     const int own = min(slots, cdiv(parts - first, shares));
-#pragma unroll 1
+    const uint4* from = in + i64(part_slot(tile, first, most)) * PART_WORDS;
+#pragma unroll 2
     for (int i = 0; i < round_up(own, BATCH); ++i) {
-      const i64 slot = part_slot(tile, min(first + i * shares, parts - 1), most);
 #pragma unroll
-      for (int n = 0; n < N; ++n) {
-        copy_async(shared_address(&mine[i].words[n][lane]), in + slot * PART_WORDS + n * WORD_STEP);
-      }
-      if (lane < ROWS / 4) copy_async(shared_address(&mine[i].lse[4 * lane]), in_lse + slot * Config::TILE);
+      for (int n = 0; n < N; ++n) copy_async(shared_address(&mine[i].words[n][lane]), from + n * WORD_STEP);
+      if (i + 1 < own) from += i64(shares) * PART_WORDS;  // else the last once more, which will count for nothing
+    }
+    if (lane / 2 < own) {  // both halves of every part's
+      const int slot = part_slot(tile, first + lane / 2 * shares, most);
+      copy_async(shared_address(&mine[lane / 2].lse[4 * (lane % 2)]), in_lse + slot * Config::TILE);
     }
     copy_async_wait_all();
     __syncwarp();
@@ -64,8 +67,8 @@ DEVICE void add_share(const Params& p, Slot<N>* mine, int slots, Added<N>& sum, 
   }
 }
 
-// Block (x, y, z): tile y of stream z, pieces blockDim.y * x and on. `slots`: parts of a share under way, an even
-// number.
+// Block (x, 0, z): of stream z the pieces blockDim.y * x and on, those of all its tiles in a row. `slots`: parts of a
+// share under way, an even number up to WARP / 2.
 extern "C" __global__ void __launch_bounds__(WARP * MAX_SHARES, 2)
     verify_parts(const i32* prefix_len, const i32* num_nodes, uint4* partial, float* partial_lse, Scalar* o, float* lse,
                  int num_streams, int num_rows, int num_heads, int table_width, int most, int fixed_split, int slots) {
@@ -75,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(WARP * MAX_SHARES, 2)
   grid_dependency_launch();
   const int share = threadIdx.z, shares = blockDim.z, stream = blockIdx.z, lane = lane_id();
   const int place = (blockIdx.x * blockDim.y + threadIdx.y) * (shares == 1 ? FEW_WORDS : 1);
-  const int word = place % 8, group = place / 8 % 2, eighth = place / 16, row = ROWS * eighth + lane / 4;
-  const int tile = stream * gridDim.y + blockIdx.y;
+  const int word = place % 8, group = place / 8 % 2, eighth = place / 16 % EIGHTHS, row = ROWS * eighth + lane / 4;
+  const int number = place / (16 * EIGHTHS);  // of the tile within the stream
+  const int tile = stream * cdiv(num_rows * num_heads, Config::TILE) + number;
   // Lengths are read before the wait: the kernel ahead has let this one begin after its own wait, so they are final.
   const int prefix = load_fresh(prefix_len + stream), nodes = load_fresh(num_nodes + stream);
-  const Segment seg = part_of_tile(p, stream, blockIdx.y, 0, most, last_row(blockIdx.y, num_heads), prefix, nodes);
+  const Segment seg = part_of_tile(p, stream, number, 0, most, last_row(number, num_heads), prefix, nodes);
   const bool used = is_used(p, seg, eighth);
-  if (seg.first_pair + ROWS * eighth >= num_rows * num_heads) return;  // rows of nobody; a tile's first 8 never are
   grid_dependency_wait();
   if (seg.parts <= 1) return;  // the block that did the tile has written it
   if (shares == 1) {

@@ -7,7 +7,7 @@ from kdlab.errors import NotSupported
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.verify_attention import verify_attention
-from kdlab.kernels.verify_attention_wgmma import block_keys, most_parts
+from kdlab.kernels.verify_attention_wgmma import block_keys, most_parts, parts_shares
 from tests.kernels.compare import assert_within_budget
 from tests.kernels.verify_cases import SCALE, make_case
 
@@ -20,6 +20,10 @@ def test_few_tiles_are_cut_as_far_as_blocks_are_free():
 
 def test_blocks_of_keys_are_small_where_few_rows_meet_few_keys():
     assert [block_keys(*case) for case in ((8, 17), (16, 32), (17, 17), (8, 33))] == [32, 32, 64, 64]
+
+
+def test_parts_go_to_few_warps():
+    assert [parts_shares(most) for most in (2, 5, 14, 26, 44, 66, 132)] == [1, 2, 4, 4, 6, 9, 16]
 
 
 def test_every_way_is_built():
