@@ -26,6 +26,16 @@ def test_parts_go_to_few_warps():
     assert [parts_shares(most) for most in (2, 5, 14, 26, 44, 66, 132)] == [1, 2, 4, 4, 6, 9, 16]
 
 
+def test_quick_divisions_are_exact():
+    """csrc/verify_wgmma_shares.cuh:cdiv_fast: key blocks of the longest table by all numbers of parts, 2 ulp off."""
+    blocks = torch.arange(1, 2**17 + 1)
+    for parts in range(1, 265):
+        exact = -(-blocks // parts)
+        quotient = ((blocks + parts).float() - 0.5) / float(parts)
+        for ulps in (-2, 2):
+            assert torch.equal((quotient.view(torch.int32) + ulps).view(torch.float32).int(), exact.int())
+
+
 def test_every_way_is_built():
     assert len({str(build) for build in wgmma.BUILDS}) == 2 * 5
 
