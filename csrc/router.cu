@@ -72,15 +72,6 @@ DEVICE void load_four(float (&to)[EACH], const float* from, int first) {
   }
 }
 
-// The same of a weight, through L1: all blocks read the same lines, and L2 answers one request for a line at a time.
-DEVICE void load_four_shared(float (&to)[EACH], const float* from, int first) {
-#pragma unroll
-  for (int j = 0; j < EACH; ++j) {
-    const int at = min(WHOLE ? min(first, NUM_EXPERTS - EACH) + j : first + j, NUM_EXPERTS - 1);
-    asm volatile("ld.global.ca.f32 %0, [%1];" : "=f"(to[j]) : "l"(from + at) : "memory");
-  }
-}
-
 // A key that CHOSEN experts reach at least, above that of no expert. All lanes call.
 DEVICE u32 bound_of(const u32 (&best)[ALL_GROUPS]) {
   if constexpr (ALL_GROUPS < CHOSEN) return 1;
@@ -125,24 +116,25 @@ DEVICE void find_one_by_one(u32 (&keys)[EACH], const float (&scores)[EACH], int 
 // Grid T.
 extern "C" __global__ void __launch_bounds__(THREADS)
     router_choose(const float* __restrict__ parts,  // [SUMMANDS, T, NUM_EXPERTS]
-                  const float* __restrict__ bias,   // [NUM_EXPERTS]
+                  const float* __restrict__ bias,   // [NUM_EXPERTS], at a multiple of 16 bytes
                   const u8* __restrict__ used,      // [T] or null
                   i32* __restrict__ expert_ids,     // [T, CHOSEN]
                   float* __restrict__ weights,      // [T, CHOSEN]
                   int normalize, float scale) {
   __shared__ Shared shared;
   grid_dependency_launch();
+#pragma unroll 1
   for (int i = threadIdx.x; i < round_up(MOST, AT_ONCE); i += THREADS) shared.candidates[i] = 0;
   if (threadIdx.x == 0) shared.num_candidates = 0;
   // A warp's 16-byte words of a row: 8 neighbours, a line of memory, then the next warp's.
   const int lane = lane_id(), warp = warp_id(), first = EACH * (lane / 8 * (8 * WARPS) + 8 * warp + lane % 8);
   const i64 row = blockIdx.x;
   float added[EACH], summands[SUMMANDS][EACH];
+  load_four(added, bias, first);
   grid_dependency_wait();
-  const bool in_use = used == nullptr || load_fresh(used + row);
 #pragma unroll
   for (int s = 0; s < SUMMANDS; ++s) load_four(summands[s], parts + (s * i64(gridDim.x) + row) * NUM_EXPERTS, first);
-  load_four_shared(added, bias, first);
+  const bool in_use = used == nullptr || load_fresh(used + row);  // last, as ptxas would else look at it first
   // This branch also keeps the loads together: ptxas would else wait for the first before it asks for the last.
   if (!in_use) {
     if (threadIdx.x < CHOSEN) expert_ids[row * CHOSEN + lane] = -1, weights[row * CHOSEN + lane] = 0.0f;

@@ -115,6 +115,8 @@ def _router_choose(
 ) -> tuple[Tensor, Tensor]:
     summands, rows, experts = parts.shape
     ids, weights = parts.new_empty(rows, k, dtype=torch.int32), parts.new_empty(rows, k)
+    if bias.data_ptr() % 16:
+        bias = bias.clone()
     if rows:
         kernel = jit.kernel(build(experts, k, summands), "router_choose", parts.device)
         args = (parts, bias, used, ids, weights, int(normalize), float(scale))
