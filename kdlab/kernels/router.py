@@ -12,8 +12,8 @@ from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
 from kdlab.kernels.mla import compute_dtype
-from kdlab.kernels.router_gate import has_gate, router_gate
-from kdlab.kernels.skinny_linear import skinny_linear, skinny_linear_cost
+from kdlab.kernels.router_gate import gate_parts
+from kdlab.kernels.skinny_linear import skinny_linear_cost
 
 _WARP = 32
 _MAX_EXPERTS = 1024
@@ -35,7 +35,7 @@ def router(
     """Choose k experts a row by their biased sigmoid scores; the weights are the unbiased scores of those chosen.
 
     With the kernels a row's ids and weights do not depend on the other rows, nor on how many there are up to
-    `router_gate.MAX_ROWS` where `has_gate`, or as in `skinny_linear`; for more rows the library adds the products up.
+    `router_gate.MAX_ROWS` where `has_gate`, or as in `skinny_linear`; for more rows the library sums the products.
 
     Args:
         x: [T, D] float.
@@ -60,10 +60,7 @@ def router(
     """
     if not _runs_kernel(x, weight, bias, used, k, groups, impl):
         return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
-    if has_gate(x, weight):
-        parts = router_gate(x, weight)
-    else:
-        parts = skinny_linear(x, weight, dtype=torch.float32, impl=impl).unsqueeze(0)
+    parts = gate_parts(x, weight, impl)
     return _router_choose(parts, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
 
 
@@ -130,4 +127,4 @@ def _(parts: Tensor, bias: Tensor, used: Tensor | None, k: int, *_: object) -> t
     return parts.new_empty(shape, dtype=torch.int32), parts.new_empty(shape)
 
 
-BUILDS = (build(384, 8, 16), build(384, 8, 1))
+BUILDS = tuple(build(384, 8, summands) for summands in (1, 4, 8, 16))

@@ -7,7 +7,7 @@ from torch._subclasses import FakeTensorMode
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.router import _router_choose, router, router_cost
-from kdlab.kernels.router_gate import MAX_ROWS, ROWS, has_gate, router_gate
+from kdlab.kernels.router_gate import MAX_ROWS, ROWS, gate_parts, has_gate, router_gate
 from kdlab.kernels.skinny_linear import MAX_ROWS as SKINNY_ROWS
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget
 
@@ -169,6 +169,22 @@ def test_parts_of_the_product(experts, width, dtype):
     apart[:, :width] = x
     for rows in (1, *(n + more for n in ROWS for more in (0, 1))):
         assert torch.equal(router_gate(apart[:rows, :width], weight), whole[:, :rows])  # a row's sums know no others
+
+
+@gpu
+@pytest.mark.parametrize(("rows", "width", "parts"), [(MAX_ROWS + 1, 7168, 8), (401, 7168, 4), (401, 512, 1)])
+def test_the_library_multiplies_many_rows_in_parts(rows, width, parts):
+    x, weight, bias = (t.cuda() for t in new_case(rows, 384, width))
+    got = gate_parts(x, weight, "auto")
+    assert got.shape == (parts, rows, 384)
+    assert got.dtype == torch.float32
+    exact, plain = x.double() @ weight.double().mT, torch.mm(x, weight.mT, out_dtype=torch.float32)
+    logits = sum(got[1:], got[0])  # in the order of the kernel
+    assert_within_budget(logits, exact, plain, "logits")
+    ids = router(x, weight, bias, 8, SCALE)[0]
+    assert torch.equal(ids, _router_choose(logits[None], bias, None, 8, SCALE, True)[0])
+    with pytest.raises(NotSupported):
+        gate_parts(x, weight, "cuda")
 
 
 @gpu
