@@ -176,6 +176,7 @@ DEVICE void group_0(Work& w, float (&o)[128], Rows& rows) {
     score_box<0, 6>(w, s, 1);
     score_box<0, 7>(w, s, 1);
     wgmma_commit();
+    if (paired) named_barrier_arrive(S0_ISSUED, Config::THREADS);
     ask_page(w, 0, block + 2);
     ask_page(w, 1, block + 3);
     w.first = false;
@@ -220,6 +221,7 @@ DEVICE void group_1(Work& w, float (&o)[128], Rows& rows) {
     const bool paired = block + 1 < w.end, first = w.first;
     if (paired) {
       if (block + 1 >= w.first_masked && !first) w.mask = load_mask(w.p, w.seg, block + 1, w.row);
+      named_barrier(S0_ISSUED, Config::THREADS);  // side by side both would end late, and no softmax run under products
       score_box<1, 4>(w, s, 0);
       score_box<1, 5>(w, s, 1);
       score_box<1, 6>(w, s, 1);
@@ -336,6 +338,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1)
     prefetch_map(key_map);
     named_barrier_init(P0_READY, Config::THREADS), named_barrier_init(P1_READY, Config::THREADS);
     named_barrier_init(GROUP0, 128), named_barrier_init(GROUP1, 128);
+    named_barrier_init(S0_ISSUED, Config::THREADS);
   }
   if (threadIdx.x < Config::BARRIERS) {
     mbarrier_init(shared_address(&plan.q_full) + 8 * threadIdx.x, 1);

@@ -87,8 +87,7 @@ struct Params {
   float scale_log2;
 };
 
-
-enum Barrier { P0_READY = 1, P1_READY, GROUP0, GROUP1 };  // numbers; 0 is __syncthreads
+enum Barrier { P0_READY = 1, P1_READY, GROUP0, GROUP1, S0_ISSUED };  // numbers; 0 is __syncthreads
 
 constexpr float NO_KEY = -1e30f;  // a row's maximum before its first key
 
@@ -204,9 +203,6 @@ DEVICE u32 tile_blocks(const Params& p, u32 prefix, u32 nodes, u32 tile) {
 // a / b rounded up, in a third of the time of an exact division; right for a + b below 2^21.
 DEVICE u32 cdiv_fast(u32 a, u32 b) { return u32(__fdividef(float(a + b) - 0.5f, float(b))); }
 
-// Into how many parts `blocks` go, at most `limit`: no more than the longest of them needs, as all are written and read.
-DEVICE u32 part_count(u32 blocks, u32 limit) { return cdiv_fast(blocks, cdiv_fast(blocks, limit)); }
-
 // -DPARTS=1: part `part` of at most `most` equal ones of a tile, none of it where there are fewer; verify_parts.cu
 // divides in the same way. With fixed_split the prefix alone is cut, and the last part gets the tree.
 DEVICE Segment part_of_tile(const Params& p, int stream, int tile, int part, int most, int last_row, int prefix,
@@ -217,7 +213,8 @@ DEVICE Segment part_of_tile(const Params& p, int stream, int tile, int part, int
   const u32 blocks = key_blocks(seg.prefix, min(seg.nodes, last_row + 1));
   const u32 divided = p.fixed_split ? seg.prefix / Config::BLOCK_KEYS : blocks;
   const u32 limit = min(min(max(divided, 1u), u32(most)), max(u32(Config::PARTS_ENOUGH), divided / Config::LONG_PART));
-  const u32 parts = part_count(max(divided, 1u), limit);
+  const u32 longest = cdiv_fast(max(divided, 1u), limit);
+  const u32 parts = cdiv_fast(max(divided, 1u), longest);  // no more than it needs: all are written and read
   const auto cut = [&](u32 i) { return divided <= parts ? i : i * divided / parts; };
   seg.parts = parts;
   if (part >= seg.parts) return seg;
