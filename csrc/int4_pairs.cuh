@@ -22,6 +22,22 @@ __host__ __device__ constexpr int power_of_two_divisor(int n, int most) {
   return d;
 }
 
+// Scales of a row's neighbouring groups, which one load brings.
+template <int GROUPS>
+struct alignas(power_of_two_divisor(GROUPS * sizeof(PackedScale), 16)) Scales {
+  PackedScale of_group[GROUPS];
+
+  DEVICE float of(int group) const {
+#if SCALE_DTYPE == 1
+    if constexpr (GROUPS % 2 == 0) {  // one instruction each; what the compiler makes of a word's upper half is two
+      const u32 pair = reinterpret_cast<const u32*>(of_group)[group / 2];
+      return __uint_as_float(group % 2 ? pair & 0xffff0000 : pair << 16);
+    }
+#endif
+    return to_float(of_group[group]);
+  }
+};
+
 // A copy of 16 bytes, past L1. Few picks an expert read weights once: L2 shall rather keep rows and sums, which are
 // read again. As a constant the policy (what createpolicy.fractional.L2::evict_first makes of 1.0) costs no registers.
 DEVICE void copy_once(u32 shared, const u8* global) {
@@ -34,15 +50,12 @@ DEVICE void copy_once(u32 shared, const u8* global) {
 
 // A copy of 2, 4 or 8 bytes, through L1; cp.async has none of 2.
 template <int BYTES>
-DEVICE void copy_less(u8* shared, const u8* global) {
+DEVICE void copy_less(u32 shared, const u8* global) {
   static_assert(BYTES == 2 || BYTES == 4 || BYTES == 8, "16 go past L1");
   if constexpr (BYTES >= 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                 :
-                 : "r"(shared_address(shared)), "l"(global), "n"(BYTES)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(shared), "l"(global), "n"(BYTES) : "memory");
   } else {
-    *reinterpret_cast<u16*>(shared) = *reinterpret_cast<const u16*>(global);
+    asm volatile("st.shared.u16 [%0], %1;" : : "r"(shared), "h"(*reinterpret_cast<const u16*>(global)) : "memory");
   }
 }
 

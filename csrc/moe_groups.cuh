@@ -2,7 +2,7 @@
 //   A pick is one (row, slot) of expert_ids [T, k]; an id outside 0..NUM-1 is none. The picks of an expert are cut into
 //   tiles of at most TILE_PICKS; tiles are numbered expert by expert.
 //   A unit of work is a tile of picks times a tile of output features. Units are numbered expert by expert, within an
-//   expert by PARTS feature tiles, and the tiles of picks come next: they read the same weights, from DRAM once.
+//   expert by feature tiles; tiles of picks are neighbours then: they read the same weights, from DRAM once.
 //   Order among the picks changes no result: every pick has its own column of the matrix products.
 //   test tests/kernels/test_moe_int4.py
 #pragma once
@@ -13,7 +13,7 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int TILE_PICKS = 8;           // N of an mma: a tile's picks, or a multiple of it
 constexpr int LISTED = 8 * TILE_PICKS;  // picks of one expert that a list holds
-constexpr int HELD = 1024;              // picks whose experts a block keeps
+constexpr int HELD = 1024;              // picks that a block keeps sorted by expert
 
 struct Picks {
   const i32* expert_ids;  // null: every pick goes to expert 0 (the shared expert)
@@ -22,42 +22,81 @@ struct Picks {
 
 template <int NUM, int PICKS>
 struct Tiles {
-  alignas(8) u16 experts[NUM > 1 ? HELD : 4];
+  u16 order[NUM > 1 ? HELD : 1];  // the first HELD picks, expert by expert
+  int start[NUM + 1];             // place in `order` of an expert's first pick
   int first[NUM + 1];  // number of an expert's first tile; the last entry is the number of all tiles
   int picks[NUM];
-  int warp_tiles[WARPS];
+  int warp_sums[WARPS];
 
   // All threads of the block.
   DEVICE void build(const Picks& all) {
     constexpr int OWN = cdiv(NUM, THREADS);  // neighbouring experts that a thread adds up
-    static_assert(NUM < 65536, "u16");
-    for (int e = threadIdx.x; e < NUM; e += THREADS) picks[e] = all.expert_ids ? 0 : all.count;
-    __syncthreads();
-    for (int p = threadIdx.x; all.expert_ids && p < all.count; p += THREADS) {
-      const u32 expert = load_fresh(all.expert_ids + p);
-      if (expert < NUM) atomicAdd(&picks[expert], 1);
-      if (NUM > 1 && p < HELD) experts[p] = min(expert, 65535u);
+    constexpr int HELD_BITS = 11;
+    static_assert(HELD < 1 << HELD_BITS, "two sums in one");
+    for (int e = threadIdx.x; e < NUM; e += THREADS) {
+      picks[e] = all.expert_ids ? 0 : all.count;  // behind the first HELD
+      start[e] = 0;                               // picks among the first HELD
     }
     __syncthreads();
-    int tiles[OWN], own = 0;
+    constexpr int TURNS = NUM > 1 ? HELD / THREADS : 0;
+    u32 expert[TURNS + 1];
+    int place[TURNS + 1];
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const int p = i * THREADS + threadIdx.x;
+      expert[i] = all.expert_ids && p < all.count ? load_fresh(all.expert_ids + p) : NUM;
+      if (expert[i] < NUM) place[i] = atomicAdd(&start[expert[i]], 1);
+    }
+    for (int p = TURNS * THREADS + threadIdx.x; all.expert_ids && p < all.count; p += THREADS) {
+      const u32 of = load_fresh(all.expert_ids + p);
+      if (of < NUM) atomicAdd(&picks[of], 1);
+    }
+    __syncthreads();
+    int sums[OWN], own = 0;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       const int e = threadIdx.x * OWN + i;
-      tiles[i] = e < NUM ? cdiv(picks[e], PICKS) : 0;
-      own += tiles[i];
+      if (e < NUM) picks[e] += start[e];
+      sums[i] = e < NUM ? cdiv(picks[e], PICKS) << HELD_BITS | start[e] : 0;
+      own += sums[i];
     }
     const int through = warp_sum_through(own);
-    if (lane_id() == WARP - 1) warp_tiles[warp_id()] = through;
+    if (lane_id() == WARP - 1) warp_sums[warp_id()] = through;
     __syncthreads();
     int next = through - own;
-    for (int w = 0; w < warp_id(); ++w) next += warp_tiles[w];
+    for (int w = 0; w < warp_id(); ++w) next += warp_sums[w];
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       const int e = threadIdx.x * OWN + i;
-      if (e < NUM) first[e] = next;
-      next += tiles[i];
+      if (e < NUM) {
+        first[e] = next >> HELD_BITS;
+        start[e] = next & ((1 << HELD_BITS) - 1);
+      }
+      next += sums[i];
     }
-    if (threadIdx.x == THREADS - 1) first[NUM] = next;
+    if (threadIdx.x == THREADS - 1) {
+      first[NUM] = next >> HELD_BITS;
+      start[NUM] = next & ((1 << HELD_BITS) - 1);
+    }
+    __syncthreads();
+    if (TURNS == 0) return;
+    // Who came first is chance: picks are put in the order of their numbers, so that all blocks cut the same tiles.
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      if (expert[i] < NUM) order[start[expert[i]] + place[i]] = i * THREADS + threadIdx.x;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      if (expert[i] >= NUM) continue;
+      place[i] = start[expert[i]];
+      for (int n = start[expert[i]]; n < start[expert[i] + 1]; ++n) place[i] += order[n] < i * THREADS + threadIdx.x;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      if (expert[i] < NUM) order[place[i]] = i * THREADS + threadIdx.x;
+    }
     __syncthreads();
   }
 
@@ -82,77 +121,46 @@ struct Tiles {
       for (int n = lane_id(); n < size; n += WARP) take(n, skip + n);
       return size;
     }
-    int found = -skip;
-    constexpr int AT_ONCE = 4;
-    for (int base = 0; base < min(all.count, HELD) && found < size; base += AT_ONCE * WARP) {
-      const int p = base + AT_ONCE * lane_id();
-      take_own(load_vec<u16, AT_ONCE>(experts + p), expert, p, all.count, size, found, take);
-    }
+    const int held = start[expert + 1] - start[expert];
+    for (int n = lane_id(); n < min(size, held - skip); n += WARP) take(n, order[start[expert] + skip + n]);
+    int found = held - skip;
     for (int base = HELD; base < all.count && found < size; base += WARP) {
       const int p = base + lane_id();
-      const Vec<int, 1> one = {{p < all.count ? load_fresh(all.expert_ids + p) : -1}};
-      take_own(one, expert, p, all.count, size, found, take);
+      const bool mine = p < all.count && load_fresh(all.expert_ids + p) == expert;
+      const u32 votes = __ballot_sync(FULL_MASK, mine);
+      const int n = found + __popc(votes & ((1u << lane_id()) - 1));
+      if (mine && n >= 0 && n < size) take(n, p);
+      found += __popc(votes);
     }
     return size;
   }
-
- private:
-  // One warp: takes picks p.. of a lane, whose experts are `of`, where they are the expert's. `found` counts those of
-  // all lanes, from -skip on.
-  template <typename T, int N, typename Take>
-  static DEVICE void take_own(const Vec<T, N>& of, int expert, int p, int count, int size, int& found, Take take) {
-    bool mine[N];
-    int n = found;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      mine[i] = p + i < count && of[i] == expert;
-      const u32 votes = __ballot_sync(FULL_MASK, mine[i]);
-      n += __popc(votes & ((1u << lane_id()) - 1));
-      found += __popc(votes);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (mine[i] && n >= 0 && n < size) take(n, p + i);
-      n += mine[i];
-    }
-  }
 };
 
-// Where a unit of work lies. PARTS tiles of features side by side, from a multiple of PARTS on, may be taken as one.
-template <int NUM, int PICKS, int FEATURE_TILES, int PARTS>
+// Where a unit of work lies. A block walks from its last unit to its first one.
+template <int NUM, int PICKS, int FEATURE_TILES>
 struct Unit {
   const Tiles<NUM, PICKS>& tiles;
-  int left = 0;  // units to come, this one included
   int expert = 0, feature_tile = 0, pick_tile = 0;
-  int pick_tiles = 0, last = 0;  // of the expert: its tiles of picks, and the number of the tile behind them
+  int pick_tiles = 0;  // of the expert
 
   DEVICE void find(int unit) {
-    take_expert(unit / FEATURE_TILES);
+    expert = tiles.expert(unit / FEATURE_TILES);
+    pick_tiles = tiles.first[expert + 1] - tiles.first[expert];
     const int inside = unit - tiles.first[expert] * FEATURE_TILES;
-    feature_tile = inside / (pick_tiles * PARTS) * PARTS + inside % PARTS;
-    pick_tile = inside / PARTS % pick_tiles;
+    feature_tile = inside / pick_tiles;
+    pick_tile = inside % pick_tiles;
   }
 
-  DEVICE int parts() const { return feature_tile % PARTS == 0 ? min(left, PARTS) : 1; }
-
+  // The unit before.
   DEVICE void next() {
-    const int taken = parts();
-    left -= taken;
-    feature_tile += taken;
-    if (feature_tile % PARTS) return;
-    feature_tile -= PARTS;
-    if (++pick_tile < pick_tiles) return;
-    pick_tile = 0;
-    feature_tile += PARTS;
-    if (feature_tile < FEATURE_TILES) return;
-    feature_tile = 0;
-    if (last < tiles.count()) take_expert(last);
-  }
-
- private:
-  DEVICE void take_expert(int tile) {
-    expert = tiles.expert(tile);
-    last = tiles.first[expert + 1];
-    pick_tiles = last - tiles.first[expert];
+    if (--pick_tile >= 0) return;
+    if (--feature_tile < 0) {
+      feature_tile = FEATURE_TILES - 1;
+      do {
+        --expert;
+        pick_tiles = tiles.first[expert + 1] - tiles.first[expert];
+      } while (pick_tiles == 0);
+    }
+    pick_tile = pick_tiles - 1;
   }
 };

@@ -1,8 +1,8 @@
 // csrc/moe_int4.cu: routed experts of a few rows: SwiGLU with INT4 or dense weights. A distinct expert's weights are
 //   read once for every 8 of its picks, so once where rows are few; moe_many_rows.cu has many rows of INT4 experts.
-//   in   x [T,D] | expert_ids [T,k] i32 (null: all rows to expert 0; an id outside 0..E-1 is no expert) | weights
-//        [T,k] f32 | gate_up [E,2I,D], gate rows first, and down [E,D,I]: INT4 words i32 and scales, or as x | the
-//        shared expert's, one dense expert of inner width SHARED_WIDTH, or null
+//   in   x [T,D] | expert_ids [T,k] i32, an id outside 0..E-1 is no expert | weights [T,k] f32 | gate_up [E,2I,D], gate
+//        rows first, and down [E,D,I]: INT4 words i32 and scales, or as x | the shared expert's, one dense expert of
+//        inner width SHARED_WIDTH, or null
 //   out  out [T,D] | between the kernels: hidden [T,k,I] as x and the shared expert's, parts [T,slots,D] f32, slots = k
 //        + shared experts
 //   math out[t] = sum over s of weights[t,s] down_e(silu(gate_e x_t) * up_e x_t), e = expert_ids[t,s]; sums in float32
@@ -11,15 +11,17 @@
 //
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
 // shared expert's units stand beside the routed ones. moe_few_rows.cu has the first few rows of narrow INT4 experts.
-// Blocks take equal runs of units of work, a unit being a tile of picks by TILE_FEATURES outputs over all inputs. The
+// A unit of work is a tile of picks by TILE_FEATURES outputs over all inputs, in SLABS slabs. Blocks take equal runs of
+// slabs, so a unit may be cut: the block that has its first slabs hands its sums over to the one that goes on. The
 // stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
-// other rows: the inputs are cut among warps by shape alone and partial sums are added in the order of the warps.
+// other rows: the inputs are cut among warps by shape alone, a warp adds up its slabs in their order whoever has them,
+// and partial sums are added in the order of the warps.
 //
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
 // INNER_WIDTH I | NUM_EXPERTS E | SHARED_WIDTH, 0 without a shared expert | UP_ROWS, DOWN_ROWS, SHARED_UP_ROWS and
 // SHARED_DOWN_ROWS weight rows of a warp, SHARED_PICKS rows of x that meet the shared expert's at once | UP_STAGES and
-// so on: slabs, in RING_BYTES of shared memory with, where they fit, partial sums | WHOLE_DOWN: `down`'s stages are
-// WHOLE | BLOCKS_PER_SM, which divides the grid
+// so on: slabs, in RING_BYTES of shared memory with partial sums | WHOLE_DOWN: `down`'s stages are WHOLE |
+// BLOCKS_PER_SM, which divides the grid, and all of which a multiprocessor has at once
 #include "fresh.cuh"
 #include "moe_weights.cuh"
 
@@ -36,11 +38,11 @@ constexpr bool SHARED = SHARED_WIDTH > 0;
 constexpr int SHARED_INNER = SHARED ? SHARED_WIDTH : GROUP;
 using SharedUp = Stage<Dense<SHARED_UP_ROWS, SHARED_PICKS>, MODEL_WIDTH, SHARED_INNER, true, WARPS>;
 using SharedDown = Stage<Dense<SHARED_DOWN_ROWS, SHARED_PICKS>, SHARED_INNER, MODEL_WIDTH, false, WARPS>;
-// A unit of the shared expert counts as so many eighths of a routed one: by their bytes.
+// A unit of the shared expert counts as so many eighths of a slab of a routed one: by their bytes.
 template <typename S>
-constexpr int UNIT_BYTES = S::SLABS * S::X_AT / S::PARTS;
-constexpr int UP_EIGHTHS = 8 * UNIT_BYTES<SharedUp> / UNIT_BYTES<UpStage>;
-constexpr int DOWN_EIGHTHS = 8 * UNIT_BYTES<SharedDown> / UNIT_BYTES<DownStage>;
+constexpr int UNIT_BYTES = S::SLABS * S::X_AT;
+constexpr int UP_EIGHTHS = 8 * UNIT_BYTES<SharedUp> / UpStage::X_AT;
+constexpr int DOWN_EIGHTHS = 8 * UNIT_BYTES<SharedDown> / DownStage::X_AT;
 
 struct List {  // picks of one expert
   int row[LISTED];     // of x or hidden; those past the last pick of a tile repeat a valid one
@@ -48,15 +50,22 @@ struct List {  // picks of one expert
   int size;
 };
 
+struct Under {  // a unit under way
+  int feature_tile, list, first;  // first: of its picks, in the list
+};
+
 template <int NUM, int PICKS, int STAGES>
 struct Block {  // shared memory beside the ring of stages
   Tiles<NUM, PICKS> tiles;
+  Under units[STAGES];
   List lists[STAGES];  // each unit under way may have its own
 };
 
-// A share of units, of which a block takes those from `first` on and before `end`.
+// A share of all units' slabs, of which a block takes those from `first` on and before `end`; those behind are the
+// share `next`.
 struct Share {
-  int first, end;
+  i64 first, end;
+  int next;
 };
 
 // Blocks go round the multiprocessors: those that share one take neighbouring shares, and few units spread over all.
@@ -66,41 +75,105 @@ DEVICE int share_of_block() {
 }
 
 // Of units that all blocks divide alike.
+template <typename S>
 DEVICE Share equal_share(i64 units) {
   const int share = share_of_block(), blocks = gridDim.x;
-  return {static_cast<int>(units * share / blocks), static_cast<int>(units * (share + 1) / blocks)};
+  return {units * share / blocks * S::SLABS, units * (share + 1) / blocks * S::SLABS, share};
 }
 
-// Of `units` where all blocks have divided `others` alike, each of which counts as `eighths` of a unit, or as many as
-// leave no block with more than the mean.
+// Of `units` where all blocks have divided `others` alike, each of which counts as `eighths` of a slab. Units are cut
+// if there is half a one or more for each block.
+template <typename S>
 DEVICE Share rest_share(i64 units, i64 others, i64 eighths) {
   const int share = share_of_block(), blocks = gridDim.x;
-  const i64 room = round_up(others, i64(blocks)) - others;
-  if (room > 0) eighths = min(eighths, 8 * units / room);
-  const i64 all = 8 * units + eighths * others;
+  const int piece = 2 * units < blocks ? S::SLABS : 1;
+  const i64 pieces = units * S::SLABS / piece, room = round_up(others, i64(blocks)) - others;
+  eighths /= piece;
+  // A block with one of the others begins late. It has nothing else where that were less than three quarters of a unit:
+  // the next block would wait for its sums.
+  const i64 least = eighths + 6 * S::SLABS / piece;
+  if (room > 0 && 8 * pieces + eighths * others < least * blocks) eighths = 8 * pieces / room;
+  const i64 all = 8 * pieces + eighths * others;
   const auto before = [&](i64 n) {
-    return static_cast<int>((all * n - eighths * (others * n / blocks) * blocks) / (8 * blocks));
+    return (all * n - eighths * (others * n / blocks) * blocks) / (8 * blocks) * piece;
   };
-  return {before(share), before(share + 1)};
+  const i64 end = before(share + 1);
+  int next = share + 1;
+  while (next + 1 < blocks && before(next + 1) == end) ++next;
+  return {before(share), end, next};
 }
 
-// A walk over a block's units that knows which list holds a unit's picks.
-template <typename S, int NUM, int STAGES>
-struct Walk {
-  Unit<NUM, S::PICKS, S::TILES, S::PARTS> at;
-  int expert = -1, window = 0, list = STAGES - 1;
+// Running sums of a unit that blocks share: the one that has its first slabs gives them to the one that has the next.
+struct Handover {
+  float* sums;  // [blocks, TOTALS / 4, THREADS, 4]
+  int* counts;  // [blocks], of warps that gave or took; zero between launches
 
-  // To be called for every unit; true when its list is another one than before.
-  DEVICE bool turn() {
-    const int needed = at.pick_tile * S::PICKS / LISTED * LISTED;
-    if (at.expert == expert && needed == window) return false;
-    expert = at.expert;
-    window = needed;
-    list = list + 1 == STAGES ? 0 : list + 1;
-    return true;
+  template <int TOTALS>
+  DEVICE void give(const float (&total)[TOTALS], int to) const {
+    static_assert(TOTALS % 4 == 0, "16 bytes at a time");
+#pragma unroll
+    for (int i = 0; i < TOTALS; i += 4) {
+      store_vec(at<TOTALS>(to, i), Vec<float, 4>{{total[i], total[i + 1], total[i + 2], total[i + 3]}});
+    }
+    __syncwarp();
+    if (lane_id() > 0) return;
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(counts + to) : "memory");
   }
-  DEVICE int first() const { return at.pick_tile * S::PICKS - window; }  // the tile's first pick in the list
+
+  template <int TOTALS>
+  DEVICE void take(float (&total)[TOTALS], int share) const {
+    if (lane_id() == 0) {
+      int count;
+      do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counts + share) : "memory");
+      } while (count < WARPS);
+      if (atomicAdd(counts + share, 1) == 2 * WARPS - 1) counts[share] = 0;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < TOTALS; i += 4) {
+      const uint4 v = load_fresh(reinterpret_cast<const uint4*>(at<TOTALS>(share, i)));
+      total[i] = __uint_as_float(v.x);
+      total[i + 1] = __uint_as_float(v.y);
+      total[i + 2] = __uint_as_float(v.z);
+      total[i + 3] = __uint_as_float(v.w);
+    }
+  }
+
+ private:
+  template <int TOTALS>
+  DEVICE float* at(int share, int i) const {
+    return sums + (static_cast<i64>(share) * (TOTALS / 4) + i / 4) * (4 * THREADS) + 4 * threadIdx.x;
+  }
 };
+
+// A share as units, from the last one to the first.
+struct Span {
+  int units = 0, last = 0;
+  int last_end = 0, first_begin = 0;  // slabs of the last unit, which comes first, and those that the first one lacks
+
+  DEVICE Span(const Share& share, int slabs) {
+    if (share.first >= share.end) return;
+    last = (share.end - 1) / slabs;
+    units = last + 1 - static_cast<int>(share.first / slabs);
+    last_end = share.end - static_cast<i64>(last) * slabs;
+    first_begin = share.first % slabs;
+  }
+  // Of the n-th unit.
+  DEVICE int begin(int n) const { return n + 1 == units ? first_begin : 0; }
+  DEVICE int end(int n, int slabs) const { return n == 0 ? last_end : slabs; }
+};
+
+DEVICE int after(int n, int count) { return n + 1 == count ? 0 : n + 1; }
+
+// Where in shared memory the slab behind the one at `stage` lies, in a ring of them. Not in a uniform register: of a
+// lane's place and one ptxas (13.0) makes copies that an H200 refuses as illegal instructions.
+template <typename S, int STAGES>
+DEVICE u32 after_slab(u32 stage, u32 ring) {
+  stage = stage + S::BYTES == ring + STAGES * S::BYTES ? ring : stage + S::BYTES;
+  asm volatile("" : "+r"(stage));
+  return stage;
+}
 
 // Where the copies of a block stand: STAGES - 1 slabs before the products.
 template <typename S, int NUM, int STAGES, typename ListPicks>
@@ -108,68 +181,77 @@ struct Stream {
   const u8 *weights, *scales;  // [E] matrices
   const Scalar* x;
   Block<NUM, S::PICKS, STAGES>& block;
-  u8* ring;
-  Walk<S, NUM, STAGES> walk;
+  u32 ring;  // in shared memory, like `stage`, where the next slab comes to
   ListPicks list_picks;
+  Span span;
+  Unit<NUM, S::PICKS, S::TILES> at{block.tiles};
   Copies<S> copies = {};
   RowCopies<S> rows = {};
-  int slab = 0, slot = 0;
+  u32 stage = ring;
+  int units = 0, slabs = 0;     // found so far; to come of the last of them
+  int list = STAGES - 1;        // the last one made
+  int expert = -1, window = 0;  // whose picks are listed
 
   // All threads of the block: copies of the next slab's weights, or rows of x, or both.
   template <bool WEIGHTS, bool ROWS>
   DEVICE void next() {
-    if (walk.at.left > 0) {
-      if (slab == 0) find<WEIGHTS, ROWS>();
-      u8* stage = ring + slot * S::BYTES;
-      if (WEIGHTS) {
-        if (S::PARTS == 1 || walk.at.parts() == S::PARTS) copies.start(stage, walk.at.feature_tile, slab);
-        else copies.template start<1>(stage, walk.at.feature_tile, slab);
-      }
-      if (ROWS && STAGED_X) rows.start(stage, slab);
-      if (++slab == S::SLABS) {
-        slab = 0;
-        walk.at.next();
-      }
+    if (slabs > 0 || units < span.units) {
+      if (slabs == 0) find<WEIGHTS, ROWS>();
+      if (WEIGHTS) copies.next(stage, at.feature_tile);
+      if (ROWS && STAGED_X) rows.next(stage);
+      --slabs;
     }
     copy_async_commit();
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
+    stage = after_slab<S, STAGES>(stage, ring);
   }
 
  private:
   template <bool WEIGHTS, bool ROWS>
   DEVICE void find() {
-    const auto& at = walk.at;
-    if (walk.turn() && WEIGHTS) {
-      if (warp_id() == 0) list_picks(block.lists[walk.list], at.expert, walk.window);
-      __syncthreads();
+    if (units == 0) at.find(span.last);
+    else at.next();
+    const int begin = span.begin(units), needed = at.pick_tile * S::PICKS / LISTED * LISTED;
+    slabs = span.end(units, S::SLABS) - begin;
+    if (at.expert != expert || needed != window) {
+      expert = at.expert;
+      window = needed;
+      list = after(list, STAGES);
+      if (WEIGHTS) {
+        if (warp_id() == 0) list_picks(block.lists[list], expert, window);
+        __syncthreads();
+      }
     }
+    const int first = at.pick_tile * S::PICKS - window;
     if (WEIGHTS) {
+      if (threadIdx.x == 0) block.units[units % STAGES] = {at.feature_tile, list, first};
       constexpr i64 MATRIX = static_cast<i64>(S::MATRIX_ROWS) * (S::K / S::UNIT_K * 16);
       constexpr i64 MATRIX_SCALES = static_cast<i64>(S::MATRIX_ROWS) * (S::K / GROUP * sizeof(typename S::Scale));
-      copies.find(weights + at.expert * MATRIX, scales + at.expert * MATRIX_SCALES, at.feature_tile);
+      copies.find(weights + expert * MATRIX, scales + expert * MATRIX_SCALES, at.feature_tile, begin);
     }
     if (ROWS && STAGED_X) {
-      const List& list = block.lists[walk.list];
-      rows.find(x, list.row + walk.first(), min(list.size - walk.first(), S::PICKS));
+      const List& picks = block.lists[list];
+      rows.find(x, picks.row + first, min(picks.size - first, S::PICKS), begin);
     }
+    ++units;
   }
 };
 
-// Runs units of this block. x holds rows of K inputs, row(pick) is the one of a pick; share(units) says which units;
-// ready() returns when x may be read; store(target(pick), feature, gate or value, up) takes the results.
+// Runs slabs of this block. x holds rows of K inputs, row(pick) is the one of a pick; sharing(units) says which slabs;
+// ready() returns when x may be read; store(target(pick), feature, gate or value, up) takes the results. Of its units a
+// block has the last one first: whose last slabs are another's, which has that unit last and finds its sums there.
 template <typename S, int NUM, int STAGES, typename Sharing, typename Row, typename Target, typename Ready,
           typename Store>
-DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Sharing share, Row row,
-                Target target, Ready ready, Store store) {
-  static_assert(STAGES >= 2 && STAGES * S::BYTES <= RING_BYTES, "dynamic shared memory of the launch");
-  // Partial sums meet behind the ring, or, where there is no room, in the place of the last slab.
-  constexpr bool ROOM = STAGES * S::BYTES + S::SUM_BYTES <= RING_BYTES;
+DEVICE void run(const Scalar* x, const void* weights, const void* scales, const Picks& picks, Sharing sharing, Row row,
+                Target target, Ready ready, Store store, const Handover& handover) {
+  constexpr int SUMS_AT = STAGES * S::BYTES;
+  static_assert(STAGES >= 2 && SUMS_AT + (S::WHOLE ? 0 : S::SUM_BYTES) <= RING_BYTES, "see the launch");
   extern __shared__ __align__(128) u8 ring[];
   __shared__ Block<NUM, S::PICKS, STAGES> block;
+  u32 shared_ring = shared_address(ring);
+  asm volatile("" : "+r"(shared_ring));  // see after_slab
   block.tiles.build(picks);
-  const auto [first, end] = share(static_cast<i64>(block.tiles.count()) * S::TILES);
-  Walk<S, NUM, STAGES> walk{{block.tiles, end - first}};
-  if (first < end) walk.at.find(first);
+  const Share share = sharing(static_cast<i64>(block.tiles.count()) * S::TILES);
+  const Span span(share, S::SLABS);
   const auto list_picks = [&](List& list, int expert, int skip) {  // one warp
     const int size = block.tiles.list(picks, expert, skip, [&](int n, int pick) {
       list.row[n] = row(pick);
@@ -180,7 +262,7 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
     if (lane_id() == 0) list.size = size;
   };
   Stream<S, NUM, STAGES, decltype(list_picks)> stream{
-      static_cast<const u8*>(weights), static_cast<const u8*>(scales), x, block, ring, walk, list_picks};
+      static_cast<const u8*>(weights), static_cast<const u8*>(scales), x, block, shared_ring, list_picks, span};
   // The weights are nobody's output, so their copies begin before x is there.
   auto early = stream;
 #pragma unroll 1
@@ -189,36 +271,38 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) stream.template next<false, true>();
   stream.copies = early.copies;
-  for (int slot = 0; walk.at.left > 0; walk.at.next()) {
-    walk.turn();
-    const int parts = walk.at.parts();
-    const List& list = block.lists[walk.list];
+  Places<S> places;
+  // Kept in registers: the compiler would rather work them out for each slab.
+  asm volatile("" : "+r"(places.words), "+r"(places.scales), "+r"(places.x));
+  asm volatile("" : "+r"(stream.copies.to), "+r"(stream.copies.scales_to), "+r"(stream.rows.to));
+  u32 stage = shared_ring;
+  for (int n = 0; n < span.units; ++n) {
+    const Under& unit = block.units[n % STAGES];
     float total[S::TOTALS] = {};
-    u8* stage = ring;
+    int slab = span.begin(n);
+    const int end = span.end(n, S::SLABS);
+    if (S::SLABS > 1 && slab > 0) handover.take(total, share_of_block());
 #pragma unroll 1
-    for (int slab = 0; slab < S::SLABS; ++slab) {
+    for (; slab < end; ++slab) {
       copy_async_wait<STAGES - 2>();
       __syncthreads();  // this slab has come for all threads, and all have done with the one before: its place is next
       stream.template next<true, true>();
-      stage = ring + slot * S::BYTES;
-      multiply<S>(total, stage, x, list.row + walk.first(), slab, parts);
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
+      const auto rows_of = [&] { return block.lists[unit.list].row + unit.first; };
+      multiply<S>(total, ring + (stage - shared_ring), places, x, rows_of, slab);
+      stage = after_slab<S, STAGES>(stage, shared_ring);
     }
-    const int size = min(list.size - walk.first(), S::PICKS);
-    const auto target_of = [&](int n) { return list.target[walk.first() + n]; };
-    const auto store_feature = [&](int to, int feature, float value, float up) {
-      const int f = walk.at.feature_tile * S::TILE_FEATURES + feature;
-      if (f < S::FEATURES) store(to, f, value, up);
+    if (S::SLABS > 1 && end < S::SLABS) {
+      handover.give(total, share.next);
+      continue;
+    }
+    const List& list = block.lists[unit.list];
+    const int* targets = list.target + unit.first;
+    const int size = min(list.size - unit.first, S::PICKS), first_feature = unit.feature_tile * S::TILE_FEATURES;
+    const auto store_pick = [&](int pick, int feature, float value, float up) {
+      if (first_feature + feature < S::FEATURES) store(targets[pick], first_feature + feature, value, up);
     };
-    if constexpr (S::WHOLE) {
-      finish_whole<S>(total, size, target_of, store_feature);
-    } else {
-      if (!ROOM) __syncthreads();
-      const auto store_pick = [&](int n, int feature, float value, float up) {
-        store_feature(target_of(n), feature, value, up);
-      };
-      finish<S>(ROOM ? ring + STAGES * S::BYTES : stage, total, size, store_pick, parts);
-    }
+    if constexpr (S::WHOLE) finish_whole<S>(total, size, store_pick);
+    else finish<S>(ring + SUMS_AT, total, size, store_pick);
   }
   copy_async_wait<0>();
 }
@@ -227,13 +311,15 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
 // start when all that came before the op is there.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up(
     const Scalar* __restrict__ x,             // [T, MODEL_WIDTH]
-    const i32* expert_ids,                    // [T, top_k], or null
+    const i32* expert_ids,                    // [T, top_k]
     const void* __restrict__ gate_up,         // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH]
     const void* __restrict__ gate_up_scale,   // [NUM_EXPERTS, 2 * INNER_WIDTH, MODEL_WIDTH / 32], INT4 only
     const void* __restrict__ shared_gate_up,  // [2 * SHARED_WIDTH, MODEL_WIDTH], or null
     Scalar* __restrict__ hidden,              // [T, top_k, INNER_WIDTH]
     Scalar* __restrict__ shared_hidden,       // [T, SHARED_WIDTH], or null
+    float* sums, int* counts,                 // of a Handover
     int num_rows, int top_k) {
+  const Handover handover{sums, counts};
   const auto inputs_ready = [] {
     grid_dependency_wait();
     grid_dependency_launch();
@@ -243,7 +329,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up
   };
   const auto same = [](int pick) { return pick; };
   const i64 shared_units = SHARED ? static_cast<i64>(cdiv(num_rows, SHARED_PICKS)) * SharedUp::TILES : 0;
-  const Share shared = equal_share(shared_units);
+  const Share shared = equal_share<SharedUp>(shared_units);
   bool waited = false;
   if constexpr (SHARED) {
     if (shared.first < shared.end) {
@@ -251,52 +337,55 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_gate_up
           x, shared_gate_up, nullptr, Picks{nullptr, num_rows}, [&](i64) { return shared; }, same, same, inputs_ready,
           [&](int row, int feature, float gate, float up) {
             shared_hidden[static_cast<i64>(row) * SHARED_WIDTH + feature] = activate(gate, up);
-          });
+          },
+          handover);
       waited = true;
     }
   }
-  if (!waited && expert_ids) inputs_ready();
+  if (!waited) inputs_ready();
   run<UpStage, NUM_EXPERTS, UP_STAGES>(
       x, gate_up, gate_up_scale, Picks{expert_ids, num_rows * top_k},
-      [&](i64 units) { return rest_share(units, shared_units, UP_EIGHTHS); }, [&](int pick) { return pick / top_k; },
-      same,
-      [&] {
-        if (!waited && !expert_ids) inputs_ready();  // without ids copies begin before x is there
-      },
+      [&](i64 units) { return rest_share<UpStage>(units, shared_units, UP_EIGHTHS); },
+      [&](int pick) { return pick / top_k; },
+      same, [] {},
       [&](int pick, int feature, float gate, float up) {
         hidden[static_cast<i64>(pick) * INNER_WIDTH + feature] = activate(gate, up);
-      });
+      },
+      handover);
 }
 
 // expert_ids are older than moe_gate_up, whose blocks let this kernel start only after they waited for them.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void moe_down(
     const Scalar* hidden,                  // [T, top_k, INNER_WIDTH], may still be written when this kernel starts
     const Scalar* shared_hidden,           // [T, SHARED_WIDTH], the same, or null
-    const i32* expert_ids,                 // [T, top_k], or null
+    const i32* expert_ids,                 // [T, top_k]
     const void* __restrict__ down,         // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH]
     const void* __restrict__ down_scale,   // [NUM_EXPERTS, MODEL_WIDTH, INNER_WIDTH / 32], INT4 only
     const void* __restrict__ shared_down,  // [MODEL_WIDTH, SHARED_WIDTH], or null
     float* __restrict__ parts,             // [T, slots, MODEL_WIDTH]; the shared expert's slot is top_k
+    float* sums, int* counts,              // of a Handover
     int num_rows, int top_k, int slots) {
+  const Handover handover{sums, counts};
   const i64 shared_units = SHARED ? static_cast<i64>(cdiv(num_rows, SHARED_PICKS)) * SharedDown::TILES : 0;
   const auto store = [&](int target, int feature, float value, float) {
     parts[static_cast<i64>(target) * MODEL_WIDTH + feature] = value;
   };
   run<DownStage, NUM_EXPERTS, DOWN_STAGES>(
       hidden, down, down_scale, Picks{expert_ids, num_rows * top_k},
-      [&](i64 units) { return rest_share(units, shared_units, DOWN_EIGHTHS); }, [](int pick) { return pick; },
+      [&](i64 units) { return rest_share<DownStage>(units, shared_units, DOWN_EIGHTHS); },
+      [](int pick) { return pick; },
       [&](int pick) { return pick / top_k * slots + pick % top_k; },
       [] {
         grid_dependency_wait();
         grid_dependency_launch();
       },
-      store);
+      store, handover);
   if constexpr (SHARED) {
-    const Share shared = equal_share(shared_units);
+    const Share shared = equal_share<SharedDown>(shared_units);
     if (shared.first < shared.end) {
       run<SharedDown, 1, SHARED_DOWN_STAGES>(
           shared_hidden, shared_down, nullptr, Picks{nullptr, num_rows}, [&](i64) { return shared; },
-          [](int row) { return row; }, [&](int row) { return row * slots + top_k; }, [] {}, store);
+          [](int row) { return row; }, [&](int row) { return row * slots + top_k; }, [] {}, store, handover);
     }
   }
 }

@@ -30,14 +30,12 @@ template <int ROWS>
 struct Packed : Format<ROWS, TILE_PICKS> {
   static constexpr bool INT4 = true;
   static constexpr int MOST_WARP_K = 64, UNIT_K = 32;  // inputs of a warp, inputs in 16 bytes
-  static constexpr float VALUE = INT4_VALUE;  // what 1 in a fragment stands for
   using Scale = PackedScale;
 };
 template <int ROWS, int PICKS = TILE_PICKS>
 struct Dense : Format<ROWS, PICKS> {
   static constexpr bool INT4 = false;
   static constexpr int MOST_WARP_K = 32, UNIT_K = 16 / sizeof(Scalar);
-  static constexpr float VALUE = 1.0f;
   using Scale = Scalar;  // there are none
 };
 
@@ -49,6 +47,7 @@ struct Stage : Format_ {
   using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::UNIT_K, Format_::SUM_BYTES;
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_, WHOLE = WHOLE_;
+  static constexpr float VALUE = INT4 ? INT4_VALUE : 1.0f;  // what 1 in a sum stands for
   static constexpr int CHAIN_K = power_of_two_divisor(K, Format_::MOST_WARP_K);
   static constexpr int CHAINS = WHOLE ? power_of_two_divisor(K / CHAIN_K, MOST_K_WARPS) : 1;
   static constexpr int WARP_K = CHAIN_K * CHAINS;
@@ -56,11 +55,8 @@ struct Stage : Format_ {
   static constexpr int M_WARPS = WARPS / K_WARPS;
   static constexpr int SLAB = WARP_K * K_WARPS, SLABS = K / SLAB;
   static constexpr int TILE_ROWS = M_ROWS * M_WARPS;
-  // A stage of many gate and up rows is PARTS tiles, the first of which may come alone.
-  static constexpr int PARTS = GATED && INT4 && DTYPE != 0 && M_ROWS == 64 ? 2 : 1;
-  static constexpr int PART_ROWS = M_ROWS / PARTS;  // of a warp
-  static constexpr int TILE_FEATURES = (GATED ? TILE_ROWS / 2 : TILE_ROWS) / PARTS;
-  static constexpr int TILES = round_up(cdiv(FEATURES, TILE_FEATURES), PARTS);
+  static constexpr int TILE_FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+  static constexpr int TILES = cdiv(FEATURES, TILE_FEATURES);
   static constexpr bool FULL = TILES * TILE_FEATURES == FEATURES;
   static constexpr int MATRIX_ROWS = GATED ? 2 * FEATURES : FEATURES;
   static constexpr int WARP_GROUPS = WARP_K / GROUP;
@@ -79,12 +75,11 @@ struct Stage : Format_ {
 
   // Row of the matrix that stands in row r of a stage from tile `tile` on; rows past the end repeat the last one.
   static DEVICE int matrix_row(int tile, u32 r) {
-    constexpr u32 HALF = PART_ROWS / 2;
-    const int part = r % M_ROWS / PART_ROWS;
-    const int inside = GATED ? part * TILE_FEATURES + r / M_ROWS * HALF + r % HALF : r;
+    constexpr u32 HALF = M_ROWS / 2;
+    const int inside = GATED ? r / M_ROWS * HALF + r % HALF : r;
     const int feature = tile * TILE_FEATURES + inside;
     const int row = FULL ? feature : min(feature, FEATURES - 1);
-    return GATED && r % PART_ROWS >= HALF ? FEATURES + row : row;
+    return GATED && r % M_ROWS >= HALF ? FEATURES + row : row;
   }
 
   // Byte where unit `unit` of row r lies. The exclusive or keeps what a warp reads at once in different banks: one word
@@ -99,46 +94,51 @@ struct Stage : Format_ {
   static DEVICE u32 place_x(u32 r, u32 unit) { return X_AT + (r * X_UNITS + (unit ^ (r % 2 * 4 % X_UNITS))) * 16; }
 };
 
-DEVICE void copy_weights(u8* shared, const u8* global) {
+DEVICE void copy_weights(u32 shared, const u8* global) {
   // Of narrow models' copies with a policy ptxas (13.0) made ones that an H200 refuses as illegal instructions.
-  if constexpr (MODEL_WIDTH % 256) copy_async(shared_address(shared), global);
-  else copy_once(shared_address(shared), global);
+  if constexpr (MODEL_WIDTH % 256) copy_async(shared, global);
+  else copy_once(shared, global);
 }
+DEVICE void copy_weights(u8* shared, const u8* global) { copy_weights(shared_address(shared), global); }
 
 template <int BYTES>
-DEVICE void copy_few(u8* shared, const u8* global) {
+DEVICE void copy_few(u32 shared, const u8* global) {
   if constexpr (BYTES == 16) copy_weights(shared, global);
   else copy_less<BYTES>(shared, global);
+}
+template <int BYTES>
+DEVICE void copy_few(u8* shared, const u8* global) {
+  copy_few<BYTES>(shared_address(shared), global);
 }
 
 // What one thread copies of a stage: the same 16-byte unit of every ROW_STEP-th row, and a piece of one row's scales.
 template <typename S>
 struct Copies {
+  static constexpr int SLAB_BYTES = S::UNITS * 16;
   static constexpr int COUNT = S::UNITS * S::TILE_ROWS / THREADS, ROW_STEP = THREADS / S::UNITS;
   static constexpr int PIECE = S::SCALE_BYTES < 16 ? S::SCALE_BYTES : 16, PIECES = S::SCALE_BYTES / PIECE;
   static constexpr int SCALE_COPIES = cdiv(S::TILE_ROWS * PIECES, THREADS);
   // Then a thread's rows lie equally far apart in the matrix and in the stage, whatever its first one.
   static constexpr bool EVEN = S::FULL && ROW_STEP % 8 == 0;
-  const u8 *weights, *scales;  // first unit and piece of slab 0
+  const u8 *weights, *scales;  // first unit and piece of the next slab
+  u32 to = S::place(first_row(), unit());  // in a stage, like the next
+  u32 scales_to = S::WEIGHT_BYTES + piece_row() * S::SCALE_STRIDE + piece() * PIECE;
 
-  DEVICE void find(const u8* matrix, const u8* matrix_scales, int tile) {
-    weights = matrix + row_bytes(tile, first_row()) + unit() * 16;
+  DEVICE void find(const u8* matrix, const u8* matrix_scales, int tile, int slab) {
+    weights = matrix + row_bytes(tile, first_row()) + unit() * 16 + slab * SLAB_BYTES;
     if constexpr (S::INT4) {
-      scales = matrix_scales + S::matrix_row(tile, piece_row()) * SCALE_ROW + piece() * PIECE;
+      scales = matrix_scales + S::matrix_row(tile, piece_row()) * SCALE_ROW + piece() * PIECE + slab * S::SCALE_BYTES;
     }
   }
 
-  template <int PARTS = S::PARTS>
-  DEVICE void start(u8* stage, int tile, int slab) const {
-    const u8* from = weights + slab * (S::UNITS * 16);
-    u8* to = stage + S::place(first_row(), unit());
+  DEVICE void next(u32 stage, int tile) {
+    const u8* from = weights;
+    weights += SLAB_BYTES;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      constexpr bool TOGETHER = S::PART_ROWS % ROW_STEP == 0;  // then all threads copy rows of one part
-      if (PARTS < S::PARTS && part(TOGETHER ? i * ROW_STEP : first_row() + i * ROW_STEP) >= PARTS) continue;
       if constexpr (EVEN) {
         constexpr int STAGE_STEP = ROW_STEP * S::UNITS * 16;
-        copy_weights(to + i * STAGE_STEP, from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
+        copy_weights(stage + to + i * STAGE_STEP, from + (row_bytes(0, i * ROW_STEP) - row_bytes(0, 0)));
       } else {
         const u32 r = first_row() + i * ROW_STEP;
         const i64 rows = row_bytes(tile, r) - row_bytes(tile, first_row());
@@ -150,17 +150,15 @@ struct Copies {
       for (int i = 0; i < SCALE_COPIES; ++i) {
         const u32 r = piece_row() + i * (THREADS / PIECES);
         if (r >= S::TILE_ROWS) break;
-        if (PARTS < S::PARTS && part(r) >= PARTS) continue;
         const i64 rows = i ? S::matrix_row(tile, r) - S::matrix_row(tile, piece_row()) : 0;
-        copy_few<PIECE>(stage + S::WEIGHT_BYTES + r * S::SCALE_STRIDE + piece() * PIECE,
-                        scales + rows * SCALE_ROW + slab * S::SCALE_BYTES);
+        copy_few<PIECE>(stage + scales_to + i * (THREADS / PIECES * S::SCALE_STRIDE), scales + rows * SCALE_ROW);
       }
+      scales += S::SCALE_BYTES;
     }
   }
 
  private:
   static constexpr i64 SCALE_ROW = S::K / GROUP * sizeof(typename S::Scale);
-  static DEVICE int part(u32 r) { return r % S::M_ROWS / S::PART_ROWS; }
   static DEVICE u32 first_row() { return threadIdx.x / S::UNITS; }
   static DEVICE u32 unit() { return threadIdx.x % S::UNITS; }
   static DEVICE u32 piece_row() { return threadIdx.x / PIECES; }
@@ -175,19 +173,27 @@ struct Copies {
 template <typename S>
 struct RowCopies {
   static constexpr int COUNT = cdiv(S::PICKS * S::X_UNITS, THREADS);
-  const Scalar* from[COUNT] = {};  // null: nothing to copy
+  // Then a thread's rows lie equally far apart in the stage, whatever its first one.
+  static constexpr bool EVEN = THREADS % S::X_UNITS == 0 && THREADS / S::X_UNITS % 2 == 0;
+  const Scalar* from[COUNT];
+  int size = 0;
+  u32 to = S::place_x(r(0), unit(0));
 
-  DEVICE void find(const Scalar* x, const int* row, int size) {  // size <= PICKS
+  DEVICE void find(const Scalar* x, const int* row, int num_rows, int slab) {  // num_rows <= PICKS
+    size = num_rows;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      from[i] = r(i) < size ? x + static_cast<i64>(row[r(i)]) * S::K + unit(i) * (16 / sizeof(Scalar)) : nullptr;
+      const i64 first = static_cast<i64>(row[min(r(i), size - 1)]) * S::K + slab * S::SLAB;
+      from[i] = x + first + unit(i) * (16 / sizeof(Scalar));
     }
   }
 
-  DEVICE void start(u8* stage, int slab) const {
+  DEVICE void next(u32 stage) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (from[i]) copy_async(shared_address(stage + S::place_x(r(i), unit(i))), from[i] + slab * S::SLAB);
+      const u32 at = EVEN ? to + i * (THREADS * 16) : S::place_x(r(i), unit(i));
+      if (r(i) < size) copy_async(stage + at, from[i]);
+      from[i] += S::SLAB;
     }
   }
 
@@ -202,12 +208,26 @@ DEVICE const typename S::Scale* scale_row(const u8* stage, int row, int k_warp) 
   return reinterpret_cast<const typename S::Scale*>(scales) + k_warp * S::WARP_GROUPS;
 }
 
+// Bytes of a stage where a lane of INT4 products finds the first of its words, of its scales and of its inputs.
+template <typename S>
+struct Places {
+  u32 words, scales, x;
+
+  DEVICE Places() {
+    const int row = warp_id() / S::K_WARPS * S::M_ROWS + lane_id() / 4, k_warp = warp_id() % S::K_WARPS;
+    words = S::place(row, k_warp * S::WARP_GROUPS) + lane_id() % 4 * 4;
+    scales = S::WEIGHT_BYTES + row * S::SCALE_STRIDE + k_warp * S::WARP_GROUPS * sizeof(typename S::Scale);
+    x = S::place_x(lane_id() / 4, k_warp * S::WARP_GROUPS * 4 + lane_id() % 4);
+  }
+};
+
 #if DTYPE == 0
 // ---- float32 rows: column c of the warp's 32 rows stands in total[c], one row a lane -------------------------------
 
-template <typename S>
-DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const float* all, const int* rows, int slab,
-                     int = S::PARTS) {
+template <typename S, typename Rows>
+DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const Places<S>&, const float* all, Rows rows_of,
+                     int slab) {
+  const int* rows = rows_of();
   const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
   const int row = m_warp * S::M_ROWS + lane_id();
   const int first_k = slab * S::SLAB + k_warp * S::WARP_K;
@@ -257,22 +277,16 @@ DEVICE uint4 load_x(const u8* stage, int k_warp, int group, int n = 0) {
   return *reinterpret_cast<const uint4*>(stage + S::place_x(8 * n + lane_id() / 4, unit));
 }
 
-template <typename S, int EIGHTS>
-DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
-  using Scale = typename S::Scale;
-  constexpr int TOTALS = S::TOTALS;
-  const int m_warp = warp_id() / S::K_WARPS, k_warp = warp_id() % S::K_WARPS;
-  const int g = lane_id() / 4, t = lane_id() % 4;
-  const int row = m_warp * S::M_ROWS + g;
-  const u32 words = S::place(row, k_warp * S::WARP_GROUPS) + t * 4;
+template <typename S>
+DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage, const Places<S>& at) {
+  constexpr int TOTALS = S::TOTALS, EIGHTS = S::EIGHTS;
   static_assert(S::UNITS % S::WARP_GROUPS == 0 && S::place(8, 0) == 8 * S::UNITS * 16, "see the use of `words`");
-  constexpr int SCALES_BYTES = sizeof(Scale) * S::WARP_GROUPS;
-  struct alignas(SCALES_BYTES < 16 ? SCALES_BYTES : 16) Scales {
-    Scale of_group[S::WARP_GROUPS];
-  } scales[EIGHTS];
+  static_assert(S::X_AT % (64 * S::WARP_GROUPS) == 0, "see the use of `x`");
+  using RowScales = Scales<S::WARP_GROUPS>;
+  RowScales scales[EIGHTS];
 #pragma unroll
   for (int i = 0; i < EIGHTS; ++i) {
-    scales[i] = *reinterpret_cast<const Scales*>(scale_row<S>(stage, row + 8 * i, k_warp));
+    scales[i] = *reinterpret_cast<const RowScales*>(stage + at.scales + i * (8 * S::SCALE_STRIDE));
   }
   constexpr int CHAIN_GROUPS = S::WARP_GROUPS / S::CHAINS;
   float chain[TOTALS] = {};
@@ -283,10 +297,10 @@ DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
 #pragma unroll
     for (int i = 0; i < EIGHTS; ++i) {
       // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
-      widen<false>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ words) + i * (8 * S::UNITS * 16)));
+      widen<false>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ at.words) + i * (8 * S::UNITS * 16)));
     }
     u32 b[4];
-    pair_up(b, load_x<S>(stage, k_warp, j));
+    pair_up(b, *reinterpret_cast<const uint4*>(stage + ((j * 64) ^ at.x)));
     const float zero[4] = {0, 0, 0, 0};
     float half_start[4], start[4];
     multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0], b[1], zero);
@@ -299,7 +313,7 @@ DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage) {
       multiply_from(d, low[2], high[2], low[3], high[3], b[2], b[3], half_d);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sum[4 * m + i] = fmaf(to_float(scales[2 * m + i / 2].of_group[j]), d[i], sum[4 * m + i]);
+        sum[4 * m + i] = fmaf(scales[2 * m + i / 2].of(j), d[i], sum[4 * m + i]);
       }
     }
     if (S::CHAINS > 1 && (j + 1) % CHAIN_GROUPS == 0) {
@@ -338,12 +352,10 @@ DEVICE void multiply_dense(float (&total)[S::TOTALS], const u8* stage) {
   }
 }
 
-template <typename S>
-DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const Scalar*, const int*, int,
-                     int parts = S::PARTS) {
-  if constexpr (!S::INT4) multiply_dense<S>(total, stage);
-  else if (parts == S::PARTS) multiply_packed<S, S::EIGHTS>(total, stage);
-  else multiply_packed<S, S::EIGHTS / S::PARTS>(total, stage);
+template <typename S, typename Rows>
+DEVICE void multiply(float (&total)[S::TOTALS], const u8* stage, const Places<S>& at, const Scalar*, Rows, int) {
+  if constexpr (S::INT4) multiply_packed<S>(total, stage, at);
+  else multiply_dense<S>(total, stage);
 }
 
 // Calls put(row of the warp, column, value) for the lane's sums.
@@ -361,38 +373,34 @@ DEVICE void each_value(const float (&total)[S::TOTALS], Put put) {
 }
 #endif
 
-// Stores what a WHOLE stage's warps have of the first `size` picks: store(target(pick), feature, value, 0).
-template <typename S, typename Target, typename Store>
-DEVICE void finish_whole(const float (&total)[S::TOTALS], int size, Target target, Store store) {
+// Stores what a WHOLE stage's warps have of the first `size` picks: store(pick, feature, value, 0).
+template <typename S, typename Store>
+DEVICE void finish_whole(const float (&total)[S::TOTALS], int size, Store store) {
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     if (2 * t + c >= size) break;
-    const int to = target(2 * t + c);
 #pragma unroll
     for (int i = 0; i < S::EIGHTS; ++i) {
-      store(to, warp_id() * S::M_ROWS + 8 * i + g, total[2 * i + c] * S::VALUE, 0.0f);
+      store(2 * t + c, warp_id() * S::M_ROWS + 8 * i + g, total[2 * i + c] * S::VALUE, 0.0f);
     }
   }
 }
 
 // Adds the warps' partial sums of the first `size` picks and stores them: store(pick, feature, gate or value, up).
-// `sums_at` holds SUM_BYTES that nobody reads any more.
+// `sums_at` holds SUM_BYTES that nobody has read since the last __syncthreads.
 template <typename S, typename Store>
-DEVICE void finish(u8* sums_at, const float (&total)[S::TOTALS], int size, Store store, int parts = S::PARTS) {
-  constexpr int HALF = S::PART_ROWS / 2, WARP_FEATURES = S::GATED ? HALF : S::M_ROWS;
+DEVICE void finish(u8* sums_at, const float (&total)[S::TOTALS], int size, Store store) {
+  constexpr int HALF = S::M_ROWS / 2, WARP_FEATURES = S::GATED ? HALF : S::M_ROWS;
   auto sums = reinterpret_cast<float(*)[S::PICKS][S::PAD]>(sums_at);  // [WARPS]
   each_value<S>(total, [&](int row, int column, float value) {
     if (column < size) sums[warp_id()][column][row] = value;
   });
   __syncthreads();
-  const int features = S::TILE_FEATURES * parts, shift = __ffs(features) - 1;
-  static_assert((S::TILE_FEATURES & (S::TILE_FEATURES - 1)) == 0, "a power of two");
 #pragma unroll 1
-  for (int o = threadIdx.x; o < features * size; o += THREADS) {
-    const int feature = o & (features - 1), column = o >> shift, inside = feature % S::TILE_FEATURES;
-    const int warp = inside / WARP_FEATURES * S::K_WARPS;
-    const int row = feature / S::TILE_FEATURES * S::PART_ROWS + inside % WARP_FEATURES;
+  for (int o = threadIdx.x; o < S::TILE_FEATURES * size; o += THREADS) {
+    const int feature = o % S::TILE_FEATURES, column = o / S::TILE_FEATURES;
+    const int warp = feature / WARP_FEATURES * S::K_WARPS, row = feature % WARP_FEATURES;
     float value = 0, up = 0;
 #pragma unroll
     for (int w = 0; w < S::K_WARPS; ++w) {

@@ -12,8 +12,10 @@ from kdlab.kernels.constants import MMA_DTYPES, expert_constants
 from kdlab.kernels.moe_slices import slices_build
 
 THREADS = 256
-_WARPS, _TILE_PICKS = THREADS // 32, 8
-_MAX_STAGES, _RING_BYTES = 4, 90_000  # with the static part, what the smallest GPU has for a block
+_WARPS, TILE_PICKS = THREADS // 32, 8
+_MAX_STAGES = 4
+_RING_BYTES = {False: 88_000, True: 104_000}
+"""With the static part, what a block of the smallest GPU has, and one of two on a multiprocessor of the `_LARGE`."""
 _BLOCKS_PER_SM = 2
 FEW_ROWS, _FEW_PICKS, _FEW_SHARES = 4, 8, 8  # most rows and k of moe_few_rows.cu; warps that share its `down`'s experts
 _FEW_SLOTS = {"UP": 2, "DOWN": 2}  # units of work whose weights a warp holds
@@ -67,7 +69,7 @@ def moe_path(
         many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
         if many is not None:
             return "many", (many,)
-    build = rows_build(dtype, scale, *shape, shared)
+    build = rows_build(dtype, scale, *shape, shared, large=arch in _LARGE)
     if scale is not None and arch in jit.HOPPER:
         slices = slices_build(num_rows, top_k, dtype, scale, *shape, shared)
         if slices is not None:
@@ -77,7 +79,14 @@ def moe_path(
 
 @functools.lru_cache(maxsize=64)
 def rows_build(
-    dtype: torch.dtype, scale: torch.dtype | None, width: int, inner: int, num_experts: int, shared: int = 0
+    dtype: torch.dtype,
+    scale: torch.dtype | None,
+    width: int,
+    inner: int,
+    num_experts: int,
+    shared: int = 0,
+    *,
+    large: bool = True,
 ) -> jit.Build:
     """Return the build for rows of `dtype` and INT4 weights with scales of a dtype, or dense ones (None).
 
@@ -88,23 +97,23 @@ def rows_build(
         inner: I.
         num_experts: E.
         shared: inner width of the shared expert, 0 without one.
+        large: for GPUs with as much shared memory as Hopper, or for the others.
     """
-    narrow = dtype != torch.float32
+    narrow, most = dtype != torch.float32, _RING_BYTES[large]
     # A warp of `down` that has all inputs of its rows needs no sums of other warps, where these inputs are few.
     whole = scale is not None and narrow and inner in (128, 256)
-    whole = whole and 2 * _stage_bytes(dtype, scale, inner, 32, whole=True) <= _RING_BYTES
+    whole = whole and 2 * _stage_bytes(dtype, scale, inner, 32, whole=True) <= most
     rows = 64 if scale is not None and narrow else 32  # wide weights would make a stage too large
     down_rows = 32 if whole else rows
-    shared_rows, picks = (16, 2 * _TILE_PICKS) if narrow else (32, _TILE_PICKS)
-    slabs = {  # bytes of a slab, and of the warps' sums that may stand behind all slabs
+    shared_rows, picks = (16, 2 * TILE_PICKS) if narrow else (32, TILE_PICKS)
+    slabs = {  # bytes of a slab, and of the warps' sums, which stand behind all slabs
         "UP": (_stage_bytes(dtype, scale, width, rows), _sum_bytes(rows)),
         "DOWN": (_stage_bytes(dtype, scale, inner, down_rows, whole=whole), 0 if whole else _sum_bytes(rows)),
         "SHARED_UP": (_stage_bytes(dtype, None, width, shared_rows, picks), _sum_bytes(shared_rows, picks)),
         "SHARED_DOWN": (_stage_bytes(dtype, None, shared or INT4_GROUP, 32, picks), _sum_bytes(32, picks)),
     }
-    stages = {name: min(_MAX_STAGES, _RING_BYTES // size) for name, (size, _) in slabs.items()}
-    rings = [stages[name] * size + more for name, (size, sums) in slabs.items() for more in (0, sums)]
-    ring = max(size for size in rings if size <= _RING_BYTES)
+    stages = {name: min(_MAX_STAGES, (most - sums) // size) for name, (size, sums) in slabs.items()}
+    ring = max(stages[name] * size + sums for name, (size, sums) in slabs.items())
     defines = expert_constants(dtype, scale, width, inner, num_experts) | {
         "PACKED": int(scale is not None),
         "UP_ROWS": rows,
@@ -116,15 +125,11 @@ def rows_build(
         "SHARED_PICKS": picks,
         **{f"{name}_STAGES": count for name, count in stages.items()},
         "RING_BYTES": ring,
-        "BLOCKS_PER_SM": blocks_per_sm(dtype),
+        "BLOCKS_PER_SM": _BLOCKS_PER_SM if narrow and large else 1,
     }
     dynamic = (("moe_gate_up", ring), ("moe_down", ring), ("moe_sum", 0))
-    return jit.Build("moe_int4.cu", tuple(defines.items()), shared_bytes=dynamic)
-
-
-def blocks_per_sm(dtype: torch.dtype) -> int:
-    """Return for how many blocks a multiprocessor has registers. Where shared memory holds fewer, they run in turns."""
-    return 1 if dtype == torch.float32 else _BLOCKS_PER_SM
+    archs = tuple(arch for arch in jit.PORTABLE if (arch in _LARGE) == large)
+    return jit.Build("moe_int4.cu", tuple(defines.items()), archs, dynamic)
 
 
 def _stage_bytes(
@@ -132,7 +137,7 @@ def _stage_bytes(
     scale: torch.dtype | None,
     inputs: int,
     warp_rows: int,
-    x_rows: int = _TILE_PICKS,
+    x_rows: int = TILE_PICKS,
     *,
     whole: bool = False,
 ) -> int:
@@ -147,10 +152,10 @@ def _stage_bytes(
         size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
     if narrow:
         size += x_rows * slab * dtype.itemsize
-    return -(-max(size, _sum_bytes(warp_rows, max(x_rows, _TILE_PICKS))) // 128) * 128
+    return -(-max(size, _sum_bytes(warp_rows, max(x_rows, TILE_PICKS))) // 128) * 128
 
 
-def _sum_bytes(warp_rows: int, picks: int = _TILE_PICKS) -> int:
+def _sum_bytes(warp_rows: int, picks: int = TILE_PICKS) -> int:
     """Return the bytes of all warps' partial sums, SUM_BYTES in the source."""
     return _WARPS * picks * (warp_rows + 4) * 4
 
@@ -243,9 +248,10 @@ def few_threads(width: int, features: int) -> tuple[int, int]:
 
 _K26 = (7168, 384)  # D and E; I is 2048, or 256 on one rank of 8
 BUILDS = tuple(
-    rows_build(dtype, torch.bfloat16, _K26[0], inner, _K26[1], inner)
+    rows_build(dtype, torch.bfloat16, _K26[0], inner, _K26[1], inner, large=large)
     if packed
-    else rows_build(dtype, None, _K26[0], inner, 1)
+    else rows_build(dtype, None, _K26[0], inner, 1, large=large)
+    for large in (True, False)
     for dtype, inners in ((torch.bfloat16, (2048, 256)), (torch.float16, (2048,)), (torch.float32, (2048,)))
     for inner in inners
     for packed in (True, False)

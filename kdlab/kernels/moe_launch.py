@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from kdlab.kernels import jit
+from kdlab.kernels.counters import zero_counters
 from kdlab.kernels.moe_builds import (
     MANY_THREADS,
     THREADS,
+    TILE_PICKS,
     WIDE_ROWS,
     Path,
-    blocks_per_sm,
     few_threads,
     most_tiles,
 )
@@ -56,7 +57,7 @@ def _run_rows(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None
     out, parts = torch.empty_like(x), x.new_empty(num_rows, slots, width, dtype=torch.float32)
     beside = None if shared is None else shared.down
     inputs = (hidden, shared_hidden, routed.ids, routed.down, routed.down_scale, beside)
-    _launch(build, "moe_down", _num_blocks(x), *inputs, parts, num_rows, top_k, slots)
+    _launch(build, "moe_down", _num_blocks(build, x), *inputs, parts, *_handover(build, x), num_rows, top_k, slots)
     grid = (num_rows, -(-width // (4 * THREADS)))
     _launch(build, "moe_sum", grid, parts, routed.ids, routed.weights, out, top_k, slots)
     return out
@@ -128,14 +129,22 @@ def _gate_up(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None)
     (num_rows, top_k), beside = routed.ids.shape, None if shared is None else shared.gate_up
     hidden = x.new_empty(num_rows, top_k, routed.inner)
     shared_hidden = None if shared is None else x.new_empty(num_rows, shared.inner)
-    outputs = (hidden, shared_hidden, num_rows, top_k)
+    outputs = (hidden, shared_hidden, *_handover(build, x), num_rows, top_k)
     weights = (routed.gate_up, routed.gate_up_scale, beside)
-    _launch(build, "moe_gate_up", _num_blocks(x), x, routed.ids, *weights, *outputs)
+    _launch(build, "moe_gate_up", _num_blocks(build, x), x, routed.ids, *weights, *outputs)
     return hidden, shared_hidden
 
 
-def _num_blocks(rows: Tensor) -> int:
-    return jit.num_sms(rows.device) * blocks_per_sm(rows.dtype)
+def _handover(build: jit.Build, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what blocks of moe_int4.cu hand to one another: sums, a warp's rows by TILE_PICKS, and counters."""
+    constants, blocks = dict(build.defines), _num_blocks(build, rows)
+    warp_sums = max(int(constants[name]) for name in ("UP_ROWS", "DOWN_ROWS")) * TILE_PICKS
+    sums = rows.new_empty(blocks, THREADS // 32 * warp_sums, dtype=torch.float32)
+    return sums, zero_counters(rows.device, blocks)
+
+
+def _num_blocks(build: jit.Build, rows: Tensor) -> int:
+    return jit.num_sms(rows.device) * int(dict(build.defines)["BLOCKS_PER_SM"])
 
 
 def _launch(

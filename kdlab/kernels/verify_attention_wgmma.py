@@ -1,9 +1,7 @@
 """Launch of the Hopper kernel: warpgroup products fed by TMA, the work shared out equally on the device."""
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from kdlab.errors import NotSupported
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
+from kdlab.kernels.counters import zero_counters
 from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 
 _THREADS, _TILE, _LATENT_DIM = 256, 64, 512
@@ -24,8 +23,6 @@ _PARTIALS = 2
 _MAX_MAPS = 4096
 _MAX_PAGES = 2**16
 """Pages of a stream: a list of tiles is cut in 32-bit arithmetic."""
-_COUNTER_SETS = 4096
-"""Calls that may be under way at once, those of captured graphs included, before two share counters."""
 _MAX_SHARES, _FEW_SHARES, _PARTS_OF_FEW, _PARTS_OF_SHARE = 16, 4, 4, 8
 """Of `verify_parts`: ways to which a tile's parts go; up to so many ways parts of one, and beyond."""
 _WARPS, _PIECES, _LARGE = 8, 16, 2
@@ -157,7 +154,7 @@ def run_wgmma(
         tensor_map(pages.data_ptr(), (pages.shape[0] * pages.shape[1], width), (keys, 64)),
         *(block_table, prefix_len, ancestors, num_nodes),
     )
-    outputs = (o, lse, partial, partial_lse, None if in_parts else _counters(q.device))
+    outputs = (o, lse, partial, partial_lse, None if in_parts else zero_counters(q.device, num_sms(q.device)))
     lengths = (num_streams, num_rows, num_heads, ancestors.shape[-1], block_table.shape[1], pages.shape[0])
     program = kernel(build_wgmma(q.dtype, parts=in_parts, keys=keys), "verify_attention_wgmma", q.device)
     place = (_RESERVED_BYTES + program.resources.shared_bytes) // 16
@@ -214,22 +211,3 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> An
     view = StridedMemoryView.from_cuda_array_interface(_Memory(pointer, shape), stream_ptr=-1)
     options = {"swizzle": TensorMapSwizzle.SWIZZLE_128B, "l2_promotion": TensorMapL2Promotion.L2_256B}
     return view.as_tensor_map(box_dim=box, **options)
-
-
-_rings: dict[torch.device, tuple[Tensor, Iterator[int]]] = {}
-
-
-def _counters(device: torch.device) -> Tensor:
-    """Return counters that are zero: the kernel leaves them so, and calls take turns with the sets of a ring."""
-    count = num_sms(device)
-    if device not in _rings:
-        if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(count, dtype=torch.int32, device=device)
-        # Filled on a stream of its own: nothing that is under way need end first, and every stream may use it then.
-        side = torch.cuda.Stream(device)
-        with torch.cuda.stream(side):
-            ring = torch.zeros(_COUNTER_SETS, count, dtype=torch.int32, device=device)
-        side.synchronize()
-        _rings.setdefault(device, (ring, itertools.count()))  # another thread may have been quicker
-    ring, turns = _rings[device]
-    return ring[next(turns) % _COUNTER_SETS]

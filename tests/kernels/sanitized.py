@@ -147,6 +147,7 @@ def experts():
         for shared in (False, True):
             moe(moe_cases.new_case(rows, shared=shared))
     moe(moe_cases.new_case(3, shared=True, inner=64))
+    moe(moe_cases.new_case(33, width=1024))  # blocks share units
     moe(moe_cases.new_case(3, scale=None))
     moe(moe_cases.new_case(3, dtype=F32, shared=True))
     moe(moe_cases.new_case(3, dtype=F32, scale=None))
