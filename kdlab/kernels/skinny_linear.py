@@ -17,6 +17,7 @@ from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
+from kdlab.kernels.library_linear import library_linear
 from kdlab.kernels.skinny_plan import (
     ALIGNMENT,
     LARGE,
@@ -70,12 +71,15 @@ def skinny_linear(
         return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
     if way == "wide" and dtype is not None:
         return torch.mm(x, weight.mT, out_dtype=dtype)  # without float32 copies of both
+    if way == "library":
+        y = library_linear(x, weight)
+        return reference.gate_halves(y) if gated else y
     return _skinny_linear(x, weight, gated, dtype is torch.float32 and x.dtype != dtype)
 
 
 @by_layout
 def _way(x: Tensor, weight: Tensor, gated: bool, dtype: torch.dtype | None, impl: str) -> str:
-    """Check the arguments of `skinny_linear`; return what runs: "skinny", "reference", or torch with "wide" sums."""
+    """Check the arguments of `skinny_linear`; return what runs: "skinny", "reference", "library" or its "wide" sums."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     inputs = check_shape("x", x, ["T", "K"])["K"]
     features = check_shape("weight", weight, ["N", inputs])["N"]
@@ -87,7 +91,9 @@ def _way(x: Tensor, weight: Tensor, gated: bool, dtype: torch.dtype | None, impl
     if impl == "reference" or not x.is_cuda:
         return "reference"
     if impl == "auto" and choose_linear(x.unsqueeze(0), weight.unsqueeze(0)) == "torch":
-        return "wide" if dtype is torch.float32 and x.dtype in MMA_DTYPES else "reference"
+        if dtype in (None, x.dtype):
+            return "library"
+        return "wide" if x.dtype in MMA_DTYPES else "reference"
     _check_for_kernel(x.unsqueeze(0), weight.unsqueeze(0))
     return "skinny"
 

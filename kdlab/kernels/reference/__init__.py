@@ -6,7 +6,7 @@ need besides stands beside this folder: `mla` (visible keys and attention), `exp
 
 from kdlab.kernels.reference.cache import gather_path, norm_rope
 from kdlab.kernels.reference.draft import append_context, draft_attention, head_norm_rope
-from kdlab.kernels.reference.layer import add_norm, router, skinny_linear
+from kdlab.kernels.reference.layer import add_norm, gate_halves, router, skinny_linear
 from kdlab.kernels.reference.ops import (
     TOP_P_REACHED,
     TopK,
@@ -37,6 +37,7 @@ __all__ = [
     "draft_attention",
     "draft_topk",
     "draft_topk_shard",
+    "gate_halves",
     "gather_path",
     "head_norm_rope",
     "kv_commit",

@@ -63,7 +63,10 @@ def _open_groups(choice: Tensor, num_groups: int, num_open: int) -> Tensor:
 def skinny_linear(x: Tensor, weight: Tensor, *, gated: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """Return x W^T [..., N] of x [..., K] and W [N, K] in `dtype` (x's when None), or silu(x G^T) * (x U^T)."""
     y = F.linear(x, weight) if dtype in (None, x.dtype) else F.linear(x.to(dtype), weight.to(dtype))
-    if not gated:
-        return y
+    return gate_halves(y) if gated else y
+
+
+def gate_halves(y: Tensor) -> Tensor:
+    """Return silu(g) * u [..., N/2] of y [..., N], whose halves are g and u."""
     gate, up = y.chunk(2, dim=-1)
     return F.silu(gate) * up
