@@ -197,6 +197,20 @@ DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
 
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
+DEVICE int cluster_size() {
+  u32 n;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n));
+  return n;
+}
+DEVICE int cluster_rank() {
+  u32 n;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
+  return n;
+}
+// Releases nothing: mbarrier_init_fence has made the barriers known.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // The address, for the instructions of a cluster, of what stands at `shared` in the block of this rank.
 DEVICE u32 remote_address(u32 shared, int rank) {
   u32 address;

@@ -6,10 +6,11 @@
 //   ref  kernels/reference/layer.py:router | test tests/kernels/test_router.py | sm_90 and up (bulk copies)
 //
 // A block takes BLOCK_FEATURES outputs and BLOCK_INPUTS inputs and asks for all of them at once: W, into registers,
-// before the kernel ahead in the stream has ended, and then x, a copy a row. No block waits for another: whoever adds
-// up the parts comes next anyway. Weights are the M side of mma.sync, rows of x the N side. A lane loads 8 neighbouring
-// inputs, which are its fragments of two products: x and W have their inputs in one other order then, and a sum does
-// not mind. The two warps that share outputs meet in shared memory.
+// before the kernel ahead in the stream has ended, and then x, a copy a row; blocks of a cluster have the same inputs,
+// and each sends its share of the rows to all. No block waits for another's sums: whoever adds up the parts comes next
+// anyway. Weights are the M side of mma.sync, rows of x the N side. A lane loads 8 neighbouring inputs, which are its
+// fragments of two products: x and W have their inputs in one other order then, and a sum does not mind. The two warps
+// that share outputs meet in shared memory.
 //
 // -D constants: DTYPE 1 or 2 | ROWS of a block, a multiple of 8.
 #include "fresh.cuh"
@@ -34,12 +35,14 @@ struct Rest {
   u64 barrier;
 };
 
-// `bytes`, a multiple of 16, from global to shared memory; they arrive at `barrier`.
-DEVICE void copy_bytes(u32 shared, const void* global, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :
-               : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
+// `bytes`, a multiple of 16, from global to shared memory of the first `count` blocks of the cluster, where they arrive
+// at the barrier in the same place.
+DEVICE void copy_bytes(u32 shared, const void* global, u32 bytes, u32 barrier, int count) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+      :
+      : "r"(shared), "l"(global), "r"(bytes), "r"(barrier), "h"(u16((1 << count) - 1))
+      : "memory");
 }
 
 // Says yes to one lane of a warp. What stands under it is no loop over lanes, as under lane_id() == 0.
@@ -49,7 +52,7 @@ DEVICE bool elected() {
   return one;
 }
 
-// Grid (E / BLOCK_FEATURES, D / BLOCK_INPUTS, T by ROWS).
+// Grid (E / BLOCK_FEATURES, D / BLOCK_INPUTS, T by ROWS), clusters along x.
 extern "C" __global__ void __launch_bounds__(THREADS)
     router_gate(const Scalar* __restrict__ x,  // [num_rows, D]
                 const Scalar* __restrict__ w,  // [num_features, D]
@@ -81,16 +84,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
   }
-  u32 to_row = rows_at + warp * PITCH;
+  // The blocks of a cluster share the rows: each asks for some and sends them to all.
+  const int split = cluster_size(), at = warp * split + cluster_rank(), step = WARPS * split;
+  u32 to_row = rows_at + at * PITCH;
   const u32 row_end = rows_at + rows * PITCH;
-  const Scalar* x_from = x + (first_row + warp) * x_row + first;
-  __syncthreads();
+  const Scalar* x_from = x + (first_row + at) * x_row + first;
+  cluster_arrive();
+  cluster_wait();  // all have made their barriers
   grid_dependency_wait();
   if (elected()) {
     if (warp == 0) mbarrier_expect(barrier, rows * ROW_BYTES);
 #pragma unroll 1
-    for (; to_row < row_end; to_row += WARPS * PITCH, x_from += WARPS * x_row) {
-      copy_bytes(to_row, x_from, ROW_BYTES, barrier);
+    for (; to_row < row_end; to_row += step * PITCH, x_from += step * x_row) {
+      copy_bytes(to_row, x_from, ROW_BYTES, barrier, split);
     }
   }
   // Fragments of A. The zero, which the compiler does not know, makes them values of their own: ptxas would else gather

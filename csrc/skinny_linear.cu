@@ -52,20 +52,6 @@ struct Problem {
   int epilogue;
 };
 
-DEVICE int cluster_size() {
-  u32 n;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n));
-  return n;
-}
-DEVICE int cluster_rank() {
-  u32 n;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
-  return n;
-}
-// Releases nothing: mbarrier_init_fence has made the barriers known.
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 // 16 bytes to shared memory of a block of the cluster; they count as arrived at its barrier.
 DEVICE void send(u32 address, const float4& v, u32 barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"

@@ -24,6 +24,7 @@ _ARCHS = ("sm_90a", "sm_100a", "sm_120a")  # with bulk copies
 _FEATURES, _INPUTS = 64, 448  # of a block, as in the .cu
 _MOST_PARTS = 16  # that `router_choose` holds in registers
 _ALIGNMENT = 16
+_MAX_CLUSTER = 8
 _BATCHES = ((400, 8), (1 << 31, 4))  # up to so many rows, so many parts; measured on an H200
 
 
@@ -89,11 +90,14 @@ def router_gate(x: Tensor, weight: Tensor) -> Tensor:
     (rows, width), experts = x.shape, weight.shape[0]
     parts = x.new_empty(width // _INPUTS, rows, experts, dtype=torch.float32)
     block_rows = next((n for n in ROWS if n >= rows), ROWS[-1])
+    tiles = experts // _FEATURES
+    cluster = max(n for n in range(1, _MAX_CLUSTER + 1) if tiles % n == 0)
     jit.kernel(build(x.dtype, block_rows), "router_gate", x.device).launch(
-        (experts // _FEATURES, width // _INPUTS, -(-rows // block_rows)),
+        (tiles, width // _INPUTS, -(-rows // block_rows)),
         256 if block_rows == ROWS[0] else 128,  # as in the .cu
         *(x, weight, parts, rows, experts, np.int64(x.stride(0)), np.int64(weight.stride(0))),
         shared_bytes=_shared_bytes(block_rows),
+        cluster=None if cluster == 1 else cluster,
         overlap=True,
     )
     return parts
