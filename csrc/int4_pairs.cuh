@@ -8,8 +8,6 @@
 
 constexpr int GROUP = 32;                               // inputs that share a scale
 constexpr float INT4_VALUE = DTYPE == 1 ? 4.0f : 1.0f;  // what 1 in a pair stands for
-constexpr bool TINY = DTYPE == 1 && __CUDA_ARCH__ == 900;  // see widen_tiny
-constexpr float TINY_VALUE = 0x1p69f;                      // what 1 in its products stands for
 #if SCALE_DTYPE == 0
 using PackedScale = float;
 #elif SCALE_DTYPE == 1
@@ -109,22 +107,6 @@ DEVICE void widen(u32 (&pair)[4], u32 word) {
     pair[i + 1] = multiply_add_pair(mask_or_magic(part, 0x00f000f0), 0x2C002C00, 0xD480D480);
 #endif
   }
-}
-
-// What bf16 numbers a word's nibbles are as they stand: u 2^-133 in bits 0..3 and u 2^-129 in bits 4..7, below or just
-// above the smallest normal one, where bits are linear. An H200's mma.sync takes such numbers (PTX leaves it open).
-// Rows come times TINY_EVEN and TINY_ODD, so that a product is 2^-69 of what it stands for: |x| has to be below 2^64,
-// and sums below 2^-57 lose bits.
-constexpr u32 TINY_EVEN = 0x5f805f80, TINY_ODD = 0x5d805d80;                  // 2^64 and 2^60, twice
-constexpr u32 TINY_EVEN_SURPLUS = 0x80088008, TINY_ODD_SURPLUS = 0x80808080;  // -8 as such nibbles
-constexpr u32 MINUS_ZERO = 0x80008000;
-
-DEVICE void widen_tiny(u32 (&pair)[4], u32 word) {
-  const u32 part = word >> 8;
-  pair[0] = word & 0x000f000f;
-  pair[1] = word & 0x00f000f0;
-  pair[2] = part & 0x000f000f;
-  pair[3] = part & 0x00f000f0;
 }
 
 // Eight inputs, as they lie, in the order of a word's pairs.

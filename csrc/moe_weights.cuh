@@ -6,7 +6,6 @@
 //   (g, t) of a warp holds inputs 8t..8t+7 of a group of 32, which is one INT4 word, or 16 bytes of x.
 //   INT4: nibbles become 16-bit floats exactly, one or two instructions a pair; every other pair with a surplus, which
 //   a matrix product takes off that starts the accumulator; the group's scale multiplies the accumulator, in float32.
-//   Gate and up of bf16 rows on an H200: a nibble is a number as it stands (widen_tiny), `down`'s rows may be any size.
 //   float32 rows: no tensor cores; a lane holds one weight row, in the same stage and with the same partial sums.
 //   test tests/kernels/test_moe_int4.py
 #pragma once
@@ -48,7 +47,7 @@ struct Stage : Format_ {
   using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::UNIT_K, Format_::SUM_BYTES;
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_, WHOLE = WHOLE_;
-  static constexpr float VALUE = !INT4 ? 1.0f : GATED && TINY ? TINY_VALUE : INT4_VALUE;  // what 1 in a sum stands for
+  static constexpr float VALUE = INT4 ? INT4_VALUE : 1.0f;  // what 1 in a sum stands for
   static constexpr int CHAIN_K = power_of_two_divisor(K, Format_::MOST_WARP_K);
   static constexpr int CHAINS = WHOLE ? power_of_two_divisor(K / CHAIN_K, MOST_K_WARPS) : 1;
   static constexpr int WARP_K = CHAIN_K * CHAINS;
@@ -298,22 +297,14 @@ DEVICE void multiply_packed(float (&total)[S::TOTALS], const u8* stage, const Pl
 #pragma unroll
     for (int i = 0; i < EIGHTS; ++i) {
       // Units lie in a row by exclusive or: the place of unit j is the one of unit 0 with j's bits turned.
-      const u32 word = *reinterpret_cast<const u32*>(stage + ((j * 16) ^ at.words) + i * (8 * S::UNITS * 16));
-      if constexpr (TINY && S::GATED) widen_tiny(a[i], word);
-      else widen<false>(a[i], word);
+      widen<false>(a[i], *reinterpret_cast<const u32*>(stage + ((j * 16) ^ at.words) + i * (8 * S::UNITS * 16)));
     }
     u32 b[4];
     pair_up(b, *reinterpret_cast<const uint4*>(stage + ((j * 64) ^ at.x)));
-    u32 even = SURPLUS, odd = 0;
-    if constexpr (TINY && S::GATED) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = multiply_add_pair(b[i], i % 2 ? TINY_ODD : TINY_EVEN, MINUS_ZERO);
-      even = TINY_EVEN_SURPLUS, odd = TINY_ODD_SURPLUS;
-    }
     const float zero[4] = {0, 0, 0, 0};
     float half_start[4], start[4];
-    multiply_from(half_start, even, even, odd, odd, b[0], b[1], zero);
-    multiply_from(start, even, even, odd, odd, b[2], b[3], half_start);
+    multiply_from(half_start, SURPLUS, SURPLUS, 0, 0, b[0], b[1], zero);
+    multiply_from(start, SURPLUS, SURPLUS, 0, 0, b[2], b[3], half_start);
 #pragma unroll
     for (int m = 0; m < EIGHTS / 2; ++m) {
       const u32(&low)[4] = a[2 * m], (&high)[4] = a[2 * m + 1];

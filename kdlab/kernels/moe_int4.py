@@ -43,8 +43,7 @@ def moe_int4(
     the host.
 
     Args:
-        x: [T, D] float32, bfloat16 or float16 (the reference also takes float64). bfloat16 stays below 2^64 in
-            magnitude where gate and up are INT4 (csrc/int4_pairs.cuh, `widen_tiny`).
+        x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).
         expert_ids: [T, k] i32 (or i64); an id outside 0..E-1 is no expert: padding, or another rank's.
         weights: [T, k] float.
         experts: E experts; dense ones in x's dtype, packed ones with scales of any float dtype but float64.
