@@ -203,7 +203,7 @@ struct Copier {
         u8* piece = to + (p * PANEL_ROWS + i * ROWS) * S::SCALE_PITCH;
         const u8* from = scales + (p * S::PANEL_FEATURES + i * ROWS) * SCALE_ROW;
         if constexpr (S::SCALE_BYTES == 16) copy_async(shared_address(piece), from);
-        else copy_less<S::SCALE_BYTES>(piece, from);
+        else copy_less<S::SCALE_BYTES>(shared_address(piece), from);
       }
     }
   }
