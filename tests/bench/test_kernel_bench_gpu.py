@@ -1,4 +1,4 @@
-"""A short run of the kernel benchmark on a GPU: no arm is wrong, and every op is timed."""
+"""A short run of the kernel benchmark on a GPU: every op is checked, no arm is wrong, and what is cut is named."""
 
 import os
 import time
@@ -20,18 +20,23 @@ def is_shared():
 
 
 @pytest.mark.gpu
-def test_a_short_run_checks_and_times_every_op():
+def test_a_short_run_checks_every_op_and_times_them_where_the_gpu_is_its_own():
     arch = arch_of(torch.device("cuda"))
     jobs = [(build, arch) for build in all_builds() if arch in build.archs]
     compile_all(jobs, workers=4)  # or a cold cache takes the 12 s
     begin, shared = time.monotonic(), is_shared()
     found = bench_kernels(seconds=12.0, heads=[8])
-    assert time.monotonic() - begin < 18.0
+    took, shared = time.monotonic() - begin, shared or is_shared()
     assert found.fault is None
     assert not [line for line in found.messages if "WRONG" in line]
-    table = kernel_table(found.rows)
-    timed = set(table["op"])
+    ops = found.rows.groupby("metric")["op"].agg(set)
+    assert ops["relative_error"] == set(OPS)
+    timed = ops.get("time_us", set()) - {"ceiling"}
     assert ops_cut(found.messages) == set(OPS) - timed
-    assert timed == set(OPS) or shared or is_shared(), "the GPU is this test's own, so 12 s are enough for every op"
-    own = table[table["own"] & (table["mode"] == "graph")]
-    assert (own["roofline"] < 1.05).all(), "faster than the card can be: what is timed is in a cache"
+    if timed:
+        table = kernel_table(found.rows)
+        own = table[table["own"] & (table["mode"] == "graph")]
+        assert (own["roofline"] < 1.05).all(), "faster than the card can be: what is timed is in a cache"
+    if not shared:  # beside others, checks alone may take as long
+        assert timed == set(OPS)
+        assert took < 18.0
