@@ -11,7 +11,7 @@ constexpr int WORKERS = 16, COPIERS = 4;  // warps
 constexpr int THREADS = (WORKERS + COPIERS) * WARP;
 constexpr int TILE_PICKS = 8 * TILE_EIGHTS;
 constexpr int PANEL_ROWS = 16 * WORKERS, COPIED_ROWS = PANEL_ROWS / COPIERS;  // of a panel; of it, a copier's
-constexpr bool WIDE = TILE_EIGHTS > 3;  // by wgmma, which takes as long for 8 picks as for 32; else by mma.sync
+constexpr bool WIDE = TILE_EIGHTS > 3;  // by wgmma; else by mma.sync
 constexpr int WORKER_REGISTERS = 104, COPIER_REGISTERS = 56;  // of wide tiles; 96 at the launch
 constexpr int LEAST_PANELS = 4;  // of an item of work, where there are as many features
 static_assert(SCALE_DTYPE == DTYPE, "a scale multiplies pairs of weights");
@@ -67,17 +67,8 @@ DEVICE u32 swapped(u32 row) {
 // d [64 x 8 EIGHTS] += A B, A in registers, B K-major in shared memory.
 template <int EIGHTS>
 DEVICE void product(float (&d)[4 * EIGHTS], const u32 (&a)[4], u64 b) {
-  static_assert(EIGHTS <= 4 || EIGHTS == 6, "forms that are written here");
-  if constexpr (EIGHTS == 1) {
-    asm volatile(WGMMA("m64n8k16") "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;"
-                 : F4(d, 0) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 2) {
-    asm volatile(WGMMA("m64n16k16") "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
-                 : F8(d, 0) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 3) {
-    asm volatile(WGMMA("m64n24k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, %16, 1, 1, 1, 0;"
-                 : F8(d, 0), F4(d, 8) : A4(a), "l"(b));
-  } else if constexpr (EIGHTS == 4) {
+  static_assert(EIGHTS == 4 || EIGHTS == 6, "forms that are written here");
+  if constexpr (EIGHTS == 4) {
     asm volatile(WGMMA("m64n32k16") "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
                  "{%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
                  : F8(d, 0), F8(d, 8) : A4(a), "l"(b));

@@ -261,9 +261,10 @@ DEVICE void run_item(Work& work, const Item& item, const Lane<S>& lane, Store st
   work.turn_item<S>();
 }
 
-template <typename S, int EIGHTS = 1, typename Store>
+// In as few eights as hold the picks; wgmma takes as long for one as for four.
+template <typename S, int EIGHTS = WIDE ? 4 : 1, typename Store>
 DEVICE void run_eights(Work& work, const Item& item, const Lane<S>& lane, Store store) {
-  constexpr int MORE = EIGHTS < 4 ? EIGHTS + 1 : EIGHTS + 2;
+  constexpr int MORE = WIDE ? EIGHTS + 2 : EIGHTS + 1;
   if (EIGHTS == TILE_EIGHTS || item.size <= 8 * EIGHTS) {
     run_item<S, EIGHTS>(work, item, lane, store);
   } else if constexpr (EIGHTS < TILE_EIGHTS) {
