@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kdlab.kernels import moe_int4 as module
-from kdlab.kernels.moe_builds import MANY_ROWS, moe_path
+from kdlab.kernels.moe_builds import MANY_ROWS, moe_path, rows_build
 from kdlab.kernels.moe_int4 import moe_int4
 from kdlab.kernels.moe_slices import slices_build, slices_bytes, slices_grid
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, skipping
@@ -40,7 +40,7 @@ def test_every_feature_has_a_block_and_every_pick_room(rows):
 def by_other_kernels(monkeypatch, case):
     """The case by moe_down and moe_sum."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "moe_path", lambda *args, **_: moe_path(*args, arch="sm_80"))
+        patch.setattr(module, "moe_path", lambda num_rows, top_k, *shape, **_: ("rows", (rows_build(*shape),)))
         return moe_int4(**case)
 
 
