@@ -39,6 +39,23 @@ def find_cut(rows: int, features: int, inputs: int) -> Cut:
     return next(cuts, WHOLE)
 
 
+def library_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
+    """Return products over neighbouring inputs, which add up to x W^T, as cuBLAS makes them in one launch.
+
+    For one product of few features cuBLAS makes too few blocks.
+
+    Args:
+        x: [T, K] bfloat16 or float16 on a GPU; rows may be strided.
+        weight: [N, K] in x's dtype.
+        parts: equal ones, which divide K.
+
+    Returns:
+        [parts, T, N] float32.
+    """
+    rows, columns = (matrix.unflatten(1, (parts, -1)).transpose(0, 1) for matrix in (x, weight))
+    return torch.bmm(rows, columns.mT, out_dtype=torch.float32)
+
+
 def library_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return x W^T as cuBLAS makes it, in one launch.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kdlab.kernels import jit
 from kdlab.kernels.counters import zero_counters
+from kdlab.kernels.library_linear import library_parts
 from kdlab.kernels.moe_builds import (
     MANY_THREADS,
     THREADS,
@@ -20,7 +21,7 @@ from kdlab.kernels.moe_builds import (
 from kdlab.kernels.moe_slices import slices_bytes, slices_grid
 from kdlab.kernels.skinny_linear import skinny_linear
 
-_PLAN_PICKS, _PLAN_THREADS, _PLAN_TURNS, _SUM_THREADS, _VECTOR = 2048, 1024, 4, 128, 8  # of moe_many_rows.cu
+_PLAN_PICKS, _PLAN_THREADS, _PLAN_TURNS, _SUM_THREADS, _VECTOR = 2048, 1024, 4, 128, 8  # of moe_many_*
 _TILE_WORDS = 4
 
 
@@ -97,7 +98,7 @@ def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None
     tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
     hidden, parts, turned = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width), torch.empty_like(x)
     inner = 0 if shared is None else shared.inner
-    products = None if shared is None else _products_by_shares(x, shared.gate_up[0])
+    products = None if shared is None else library_parts(x, shared.gate_up[0], _num_shares(num_rows))
     activated = None if shared is None else x.new_empty(num_rows, inner)
     shares = 0 if products is None else len(products)
     sizes = (num_picks, x.numel() // _VECTOR, num_rows * inner, inner, shares)
@@ -113,15 +114,13 @@ def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None
     return out
 
 
-def _products_by_shares(x: Tensor, weight: Tensor) -> Tensor:
-    """Return products [shares, T, N] float32 that add up to x W^T, of x [T, K] and W [N, K] of few features.
+def _num_shares(num_rows: int) -> int:
+    """Return into how many parts of its inputs the library cuts the shared expert's gate_up: as measured on an H200.
 
-    For one product of few rows cuBLAS makes too few blocks: with N = 512 and K = 7168 an H200 takes 8.5 us at 264 rows,
-    6.5 in 8 shares; at 1,056 rows 17.2, 17.4 in 8 and 15.0 in 4; at 2,080 rows 25.3, and 28.6 in 4.
+    With 512 features and K = 7168 it takes 8.5 us at 264 rows, 6.5 in 8 parts; at 1,056 rows 17.2, 17.4 in 8 and 15.0
+    in 4; at 2,080 rows 25.3, and 28.6 in 4.
     """
-    shares = 8 if len(x) <= 400 else 4 if len(x) < WIDE_ROWS else 1
-    rows, columns = x.unflatten(1, (shares, -1)), weight.unflatten(1, (shares, -1))
-    return torch.bmm(rows.transpose(0, 1), columns.permute(1, 2, 0), out_dtype=torch.float32)
+    return 8 if num_rows <= 400 else 4 if num_rows < WIDE_ROWS else 1
 
 
 def _gate_up(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> tuple[Tensor, Tensor | None]:

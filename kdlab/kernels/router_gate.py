@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.errors import ShapeError
+from kdlab.errors import NotSupported, ShapeError
 from kdlab.kernels import jit
 from kdlab.kernels.constants import DTYPE_DEFINE, MMA_DTYPES
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
+from kdlab.kernels.library_linear import library_parts
 from kdlab.kernels.skinny_linear import skinny_linear
 
 MAX_ROWS = 144
@@ -25,38 +26,45 @@ _FEATURES, _INPUTS = 64, 448  # of a block, as in the .cu
 _MOST_PARTS = 16  # that `router_choose` holds in registers
 _ALIGNMENT = 16
 _MAX_CLUSTER = 8
-_BATCHES = ((400, 8), (1 << 31, 4))  # up to so many rows, so many parts; measured on an H200
 
 
 def gate_parts(x: Tensor, weight: Tensor, impl: str) -> Tensor:
-    """Multiply x [T, D] by weight [E, D] on a GPU: [S, T, E] f32 over neighbouring inputs, whose sum is x W^T.
+    """Multiply x by weight on a GPU, in parts over neighbouring inputs.
 
     Args:
         x: [T, D] float; rows may be strided.
         weight: [E, D] in x's dtype.
         impl: "auto", or "cuda", which leaves nothing to the library; see `skinny_linear`.
+
+    Returns:
+        [S, T, E] f32, whose sum over S is x W^T. S, and so the order in which a row is summed, is one for all T up to
+        MAX_ROWS where `has_gate`; beyond it depends on T.
+
+    Raises:
+        As `skinny_linear`.
     """
     if has_gate(x, weight):
         return router_gate(x, weight)
-    parts = _batch(x) if impl == "auto" else 1
+    parts = _num_parts(x) if impl == "auto" else 1
     if parts == 1:
         return skinny_linear(x, weight, dtype=torch.float32, impl=impl).unsqueeze(0)
-    rows, columns = (matrix.unflatten(1, (parts, -1)).transpose(0, 1) for matrix in (x, weight))
-    return torch.bmm(rows, columns.mT, out_dtype=torch.float32)
+    return library_parts(x, weight, parts)
 
 
-def _batch(x: Tensor) -> int:
-    """Return in how many parts the library multiplies x."""
-    parts = next(parts for rows, parts in _BATCHES if rows >= len(x))
+def _num_parts(x: Tensor) -> int:
+    """Return in how many parts the library multiplies x: as measured on an H200, 1 for what was not."""
+    parts = 8 if len(x) <= 400 else 4
     fits = x.dtype in MMA_DTYPES and len(x) > MAX_ROWS and x.shape[1] % (parts * _INPUTS) == 0
     return parts if fits else 1
 
 
 @by_layout
 def has_gate(x: Tensor, weight: Tensor) -> bool:
-    """Say whether the kernel runs for x [T, D] and weight [E, D] in one dtype on one GPU."""
+    """Say whether the kernel runs for x [T, D] and weight [E, D]: in one dtype, on one GPU, as its copies want them."""
     (rows, width), experts = x.shape, weight.shape[0]
     if x.dtype not in MMA_DTYPES or not 1 <= rows <= MAX_ROWS:
+        return False
+    if (weight.shape[1], weight.dtype, weight.device) != (width, x.dtype, x.device):
         return False
     if experts % _FEATURES or width % _INPUTS or not 1 <= width // _INPUTS <= _MOST_PARTS:
         return False
@@ -81,12 +89,26 @@ def _shared_bytes(block_rows: int) -> int:
 
 @cuda_op("router_gate")
 def router_gate(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply x [T, D] by weight [E, D]: parts [S, T, E] f32 over neighbouring inputs, whose sum is x W^T.
+    """Multiply x by weight by the kernel, in parts of 448 neighbouring inputs.
 
     Weights are read before the kernel ahead in the stream has ended: nothing may have written them just before.
+
+    Args:
+        x: [T, D] bfloat16 or float16; rows may be strided.
+        weight: [E, D] in x's dtype; rows may be strided.
+
+    Returns:
+        [D / 448, T, E] f32, whose sum over the first axis is x W^T.
+
+    Raises:
+        NotSupported: what `has_gate` says no to. ShapeError: x or weight at an odd address.
     """
+    if not has_gate(x, weight):
+        wanted = f"1 to {MAX_ROWS} 16-bit rows, inputs by {_INPUTS} and outputs by {_FEATURES}, on one of {_ARCHS}"
+        raise NotSupported("router_gate", wanted, (x.dtype, tuple(x.shape), tuple(weight.shape)))
     if (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT:
-        raise ShapeError("x and weight", f"storage at multiples of {_ALIGNMENT} bytes", "another")
+        found = tuple(matrix.data_ptr() % _ALIGNMENT for matrix in (x, weight))
+        raise ShapeError("x and weight", f"storage at multiples of {_ALIGNMENT} bytes", f"{found} bytes behind one")
     (rows, width), experts = x.shape, weight.shape[0]
     parts = x.new_empty(width // _INPUTS, rows, experts, dtype=torch.float32)
     block_rows = next((n for n in ROWS if n >= rows), ROWS[-1])

@@ -224,7 +224,8 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
 def run_skinny(x: Tensor, weight: Tensor, y: Tensor, epilogue: int, plan: Plan | None = None) -> None:
     """Launch: x [B, T, K], weight [B, N, K] (strides say which axis is contiguous), y [B, T, N] strided; or no B."""
     if (x.data_ptr() | weight.data_ptr() | y.data_ptr()) % ALIGNMENT:
-        raise ShapeError("x, weight and out", f"storage at multiples of {ALIGNMENT} bytes", "another")
+        found = tuple(matrix.data_ptr() % ALIGNMENT for matrix in (x, weight, y))
+        raise ShapeError("x, weight and out", f"storage at multiples of {ALIGNMENT} bytes", f"{found} bytes behind one")
     made = _prepare(x, weight, y, plan)
     jit.kernel(made.build, made.name, x.device).launch(
         made.grid,
