@@ -18,6 +18,7 @@ from kdlab.kernels.skinny_linear import skinny_linear_cost
 _WARP = 32
 _MAX_EXPERTS = 1024
 _EXPERTS_A_WARP = 128  # as in the .cu
+_ALIGNMENT = 16  # of the bias, which is read in 16-byte words
 
 
 def router(
@@ -61,7 +62,7 @@ def router(
     if not _runs_kernel(x, weight, bias, used, k, groups, impl):
         return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
     parts = gate_parts(x, weight, impl)
-    return _router_choose(parts, bias.contiguous(), None if used is None else used.contiguous(), k, scale, normalize)
+    return _router_choose(parts, bias, None if used is None else used.contiguous(), k, scale, normalize)
 
 
 @by_layout
@@ -112,12 +113,14 @@ def _router_choose(
 ) -> tuple[Tensor, Tensor]:
     summands, rows, experts = parts.shape
     ids, weights = parts.new_empty(rows, k, dtype=torch.int32), parts.new_empty(rows, k)
-    if bias.data_ptr() % 16:
-        bias = bias.clone()
+    in_place = bias.is_contiguous() and bias.data_ptr() % _ALIGNMENT == 0
+    if not in_place:
+        bias = bias.clone(memory_format=torch.contiguous_format)
     if rows:
         kernel = jit.kernel(build(experts, k, summands), "router_choose", parts.device)
         args = (parts, bias, used, ids, weights, int(normalize), float(scale))
-        kernel.launch(rows, -(-experts // _EXPERTS_A_WARP) * _WARP, *args, overlap=True)
+        # The bias is read before the wait for the kernel ahead, which must not be the one that copies it.
+        kernel.launch(rows, -(-experts // _EXPERTS_A_WARP) * _WARP, *args, overlap=in_place)
     return ids, weights
 
 

@@ -1,5 +1,7 @@
 """router: the reference's choice wherever no near-tie decides, weights against float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -119,6 +121,8 @@ def test_the_gate_runs_where_rows_lie_as_its_copies_want_them(monkeypatch):
     assert has_gate(x[:, :448], weight[:, :448])
     assert not has_gate(x[:, 4:452], weight[:, 4:452])
     assert not has_gate(x.float(), weight.float())
+    assert not has_gate(x, weight.half())
+    assert not has_gate(x, weight[:, :448])
     assert not has_gate(x[:, :512], weight[:, :512])
     assert not has_gate(x, weight[:100])
     assert not has_gate(x[:0], weight)
@@ -126,6 +130,8 @@ def test_the_gate_runs_where_rows_lie_as_its_copies_want_them(monkeypatch):
     assert not has_gate(x.mT.contiguous().mT, weight)
     monkeypatch.setattr(jit, "arch_of", lambda device: "sm_80")
     assert not has_gate(x, weight)
+    with pytest.raises(NotSupported, match="1 to 144 16-bit rows"):
+        router_gate._function(x, weight)
 
 
 @gpu
@@ -202,6 +208,32 @@ def test_ties_go_to_the_smaller_id_and_bad_logits_stay_in_range():
     assert ids[2].tolist() == list(range(1, 16, 2))
     assert ids[3, :2].tolist() == [300, 7]
     assert ids[4].tolist() == ids[5].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(("offset", "step", "overlap"), [(0, 1, True), (1, 1, False), (0, 2, False)])
+def test_a_bias_that_is_copied_is_waited_for(offset, step, overlap, monkeypatch):
+    """The kernel reads it before its wait; no kernel runs here."""
+    launches = []
+    kernel = SimpleNamespace(launch=lambda *args, **how: launches.append((args, how)))
+    monkeypatch.setattr(jit, "kernel", lambda *_: kernel)
+    bias = torch.arange(128.0)[offset::step][:8]
+    _router_choose._function(torch.zeros(1, 2, 8), bias, None, 2, SCALE, True)
+    (_, _, _, passed, *_), how = launches[0]
+    assert torch.equal(passed, bias)
+    assert passed.is_contiguous()
+    assert passed.data_ptr() % 16 == 0
+    assert how == {"overlap": overlap}
+
+
+@gpu
+@pytest.mark.parametrize("place", [slice(1, 385), slice(0, 768, 2)], ids=["odd place", "strided"])
+def test_a_bias_anywhere_chooses_alike(place):
+    x, weight, bias = (t.cuda() for t in new_case(33, 384, 896))
+    elsewhere = torch.full((768,), torch.nan, device="cuda")
+    elsewhere[place] = bias
+    for moved, own in zip(*(router(x, weight, b, 8, SCALE) for b in (elsewhere[place], bias)), strict=True):
+        assert torch.equal(moved, own)
+    assert not torch.equal(router(x, weight, bias.flip(0), 8, SCALE)[0], router(x, weight, bias, 8, SCALE)[0])
 
 
 @gpu
