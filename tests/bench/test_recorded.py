@@ -56,7 +56,9 @@ def test_recorded_collectives_are_of_every_size_and_longer_the_more_they_move():
 def test_recorded_rounds_of_two_gpus_take_what_a_slice_the_collectives_and_their_waits_let_expect():
     rows, times = read_rows(ROUNDS), read_rows(RECORDED)
     found = rank_table(rows, times)
-    assert {(1, 1), (33, 1), (33, 8)} <= set(zip(found["rows"], found["streams"], strict=True))
+    for split in ("tp", "ep"):
+        same = found[found["experts"] == split]
+        assert {(1, 1), (33, 1), (33, 8)} <= set(zip(same["rows"], same["streams"], strict=True))
     assert found["difference"].abs().max() < MOST_APART
     assert (found["us"] / found["slice_us"] - 1.0 > MOST_APART).all()  # the slice alone would not do
     without = found["us"] / (found["slice_us"] + found["collectives_us"]) - 1.0
@@ -67,4 +69,4 @@ def test_a_round_of_128_rows_says_that_large_all_reduces_take_a_step_more(monkey
     rows, times = read_rows(ROUNDS), read_rows(RECORDED)
     monkeypatch.setattr(collectives, "LARGE_BYTES", 1 << 40)
     found = rank_table(rows, times).set_index("rows")["difference"]
-    assert found[128] > MOST_APART > found.drop(128).abs().max()
+    assert found[128].min() > MOST_APART > found.drop(128).abs().max()
