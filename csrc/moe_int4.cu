@@ -12,10 +12,13 @@
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
 // shared expert's units stand beside the routed ones. moe_few_rows.cu has the first few rows of narrow INT4 experts.
 // A unit of work is a tile of picks by TILE_FEATURES outputs over all inputs, in SLABS slabs. Blocks take equal runs of
-// slabs, so a unit may be cut: the block that has its first slabs hands its sums over to the one that goes on. The
-// stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on the
-// other rows: the inputs are cut among warps by shape alone, a warp adds up its slabs in their order whoever has them,
-// and partial sums are added in the order of the warps.
+// slabs, so a unit may be cut: the block that has its first slabs hands its sums over to the one that goes on. That one
+// waits, so the grid is what the multiprocessors hold at once: kernels ahead end by themselves, and the one behind
+// comes when all blocks have begun. NOTE: two such launches at once on one GPU (two streams, processes under MPS) could
+// each hold places that the other's blocks need, and wait for ever.
+// The stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on
+// the other rows: the inputs are cut among warps by shape alone, a warp adds up its slabs in their order whoever has
+// them, and partial sums are added in the order of the warps.
 //
 // -D constants: DTYPE of x | PACKED 1 (INT4, with SCALE_DTYPE) or 0 (dense, in x's dtype) | MODEL_WIDTH D |
 // INNER_WIDTH I | NUM_EXPERTS E | SHARED_WIDTH, 0 without a shared expert | UP_ROWS, DOWN_ROWS, SHARED_UP_ROWS and
@@ -103,10 +106,11 @@ DEVICE Share rest_share(i64 units, i64 others, i64 eighths) {
   return {before(share), end, next};
 }
 
-// Running sums of a unit that blocks share: the one that has its first slabs gives them to the one that has the next.
+// Running sums of a unit that blocks share: the one that has its first slabs gives them to the one that has the next. A
+// block gives before it takes, but where one unit is all it has; so whoever waits does so for shares before its own.
 struct Handover {
   float* sums;  // [blocks, TOTALS / 4, THREADS, 4]
-  int* counts;  // [blocks], of warps that gave or took; zero between launches
+  int* counts;  // [blocks], of warps that gave, then took: the last one to take leaves zero for the next launch
 
   template <int TOTALS>
   DEVICE void give(const float (&total)[TOTALS], int to) const {

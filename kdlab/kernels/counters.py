@@ -15,6 +15,9 @@ _rings: dict[tuple[torch.device, int], tuple[Tensor, Iterator[int]]] = {}
 def zero_counters(device: torch.device, count: int) -> Tensor:
     """Return counters that are zero: the kernel leaves them so, and calls take turns with the sets of a ring.
 
+    A captured call keeps its set for every replay; replays of one graph follow one another. A launch that a fault cuts
+    short may leave other values: CUDA gives the process no further launch then.
+
     Args:
         device: a CUDA device.
         count: how many.
