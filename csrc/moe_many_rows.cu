@@ -1,4 +1,4 @@
-// csrc/moe_many_rows.cu: routed INT4 experts of many rows, by Hopper's warpgroup products of dequantised weights.
+// csrc/moe_many_rows.cu: routed INT4 experts of many rows, by matrix products of dequantised weights.
 //   in   x [T,D] | expert_ids [T,k] i32 (an id outside 0..E-1 is no expert) | weights [T,k] f32 | gate_up [E,2I,D],
 //        gate rows first, and down [E,D,I]: INT4 words i32 and scales | added [T,D] as x, or null
 //   out  out [T,D] | between the kernels: order, tiles and turned x of moe_many_plan.cuh, hidden [T k,I] turned,
@@ -369,30 +369,30 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS) void moe_many_sum(
     const Scalar* added,    // [T, MODEL_WIDTH], or null
     Scalar* out,            // [T, MODEL_WIDTH]
     int top_k) {
-  constexpr int WIDE = 8;
-  static_assert(MODEL_WIDTH % WIDE == 0, "eight features a thread");
+  constexpr int EACH = 8;
+  static_assert(MODEL_WIDTH % EACH == 0, "eight features a thread");
   grid_dependency_wait();
   grid_dependency_launch();
   const i64 row = blockIdx.x;
-  const int feature = (blockIdx.y * SUM_THREADS + threadIdx.x) * WIDE;
+  const int feature = (blockIdx.y * SUM_THREADS + threadIdx.x) * EACH;
   if (feature >= MODEL_WIDTH) return;
-  float sum[WIDE] = {};
+  float sum[EACH] = {};
 #pragma unroll 4
   for (int s = 0; s < top_k; ++s) {
     if (static_cast<u32>(load_fresh(expert_ids + row * top_k + s)) >= NUM_EXPERTS) continue;
     const float weight = load_fresh(weights + row * top_k + s);
     const Scalar* from = parts + (row * top_k + s) * MODEL_WIDTH + feature;
-    const auto part = load_fresh(reinterpret_cast<const Vec<Scalar, WIDE>*>(from));
+    const auto part = load_fresh(reinterpret_cast<const Vec<Scalar, EACH>*>(from));
 #pragma unroll
-    for (int i = 0; i < WIDE; ++i) sum[i] = fmaf(weight, to_float(part.data[i]), sum[i]);
+    for (int i = 0; i < EACH; ++i) sum[i] = fmaf(weight, to_float(part.data[i]), sum[i]);
   }
-  Vec<Scalar, WIDE> rounded;
+  Vec<Scalar, EACH> rounded;
   if (added) {
-    const auto more = load_fresh(reinterpret_cast<const Vec<Scalar, WIDE>*>(added + row * MODEL_WIDTH + feature));
+    const auto more = load_fresh(reinterpret_cast<const Vec<Scalar, EACH>*>(added + row * MODEL_WIDTH + feature));
 #pragma unroll
-    for (int i = 0; i < WIDE; ++i) sum[i] += to_float(more.data[i]);
+    for (int i = 0; i < EACH; ++i) sum[i] += to_float(more.data[i]);
   }
 #pragma unroll
-  for (int i = 0; i < WIDE; ++i) rounded[i] = from_float<Scalar>(sum[i]);
+  for (int i = 0; i < EACH; ++i) rounded[i] = from_float<Scalar>(sum[i]);
   store_vec(out + row * MODEL_WIDTH + feature, rounded);
 }
