@@ -94,6 +94,7 @@ def test_every_way_is_right_for_every_shape(parts, prefixes, nodes, heads):
 def test_counters_are_zero_after_every_call(parts):
     case = make_case([20_000, 5000], [3, 9], 64, seed=1)
     attend(case)
+    assert counters._rings
     assert not any(ring.any() for ring, _ in counters._rings.values())
 
 
