@@ -288,11 +288,11 @@ def _(*_: object) -> None:
     """`out` is written in place: there is nothing to describe."""
 
 
-# Of a rank of 8: the shape of q_a with kv_a, whose builds most small matrices share, those of the router and of W_UK
-# where they have their own, and that of the drafter's fc.
+# Of a rank of 8: the shape of q_a with kv_a, whose builds most small matrices share, those of q_b and of W_UK where
+# they have their own, and that of the drafter's fc.
 BUILDS = (
     *(build(torch.bfloat16, make_plan(rows, 2112, 7168, 1)) for rows in ROWS if rows <= SAME_ROWS),
-    *(build(torch.bfloat16, make_plan(rows, 384, 7168, 1)) for rows in ROWS if rows > SAME_ROWS),
+    *(build(torch.bfloat16, make_plan(rows, 1536, 1536, 1)) for rows in ROWS if rows > SAME_ROWS),
     *(build(torch.bfloat16, make_plan(rows, 512, 128, 8)) for rows in (8, MAX_ROWS)),
     *(build(torch.bfloat16, make_plan(rows, 7168, 5376, 1)) for rows in ROWS if rows <= _LARGE_ROWS),
 )

@@ -86,7 +86,6 @@ def _stages(plan: Plan, blocks: int, slabs: int, arch: str) -> int:
     """Return how many stages a block of so many slabs has; three share a multiprocessor where two would come in waves.
 
     The drafter's gate_up has 288 blocks, for which an H200 takes 19.9 us at two a multiprocessor and 17.5 us at three.
-    The router's 96 blocks have one each where half of it holds too little: 5.3 us and not 6.2 at 64 rows.
     """
     stage = 2 * plan.slab * (plan.tile + plan.rows)
     half, third, whole = (
@@ -97,7 +96,7 @@ def _stages(plan: Plan, blocks: int, slabs: int, arch: str) -> int:
     input_warps = THREADS // 32 // plan.feature_warps
     least = max(MIN_STAGES, -(-4 * input_warps * plan.rows * (plan.tile + 4) // stage))
     most = max(least, slabs + 1)  # one more than are read ahead
-    if plan.rows > SAME_ROWS or (blocks <= _ONE_EACH and half < slabs <= _MAX_STAGES):
+    if plan.rows > SAME_ROWS:
         half = whole
     in_waves = arch in _WIDE and blocks > _TWO_EACH and plan.rows <= _THIRD_ROWS
     found = min(most, third if in_waves and third >= MIN_STAGES else half)

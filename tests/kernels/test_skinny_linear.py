@@ -19,7 +19,7 @@ from tests.kernels.compare import assert_faults_are_found, assert_within_budget,
 
 gpu = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
-# Of one rank of 8: q_a with kv_a, q_b, o_proj, the shared expert, its down_proj, the router; then few outputs.
+# Of one rank of 8: q_a with kv_a, q_b, o_proj, the shared expert, its down_proj; then few outputs.
 SHAPES = [(2112, 7168), (1536, 1536), (7168, 1024), (512, 7168), (7168, 256), (384, 7168), (8, 128), (72, 384)]
 ROWS = [1, 2, 7, 8, 9, 16, 17, 33, 40, 41, 63, 64, 65, 71]
 
@@ -115,8 +115,8 @@ def test_plans_do_not_depend_on_the_rows(features, inputs, matrices, arch):
         (2112, 7168, 1, 64, "skinny"),  # q_a and kv_a
         (2112, 7168, 1, 65, "torch"),
         (7168, 1024, 1, 65, "torch"),  # o_proj
-        (384, 7168, 1, 72, "skinny"),  # the router
-        (384, 7168, 1, 73, "torch"),
+        (512, 7168, 1, 72, "skinny"),  # gate_up of the shared expert, of one rank's
+        (512, 7168, 1, 73, "torch"),
         (64 * 192, 1536, 1, 16, "skinny"),  # q_b of all heads, in two waves of blocks
         (64 * 192, 1536, 1, 17, "torch"),
         (8 * 192, 1536, 1, 72, "skinny"),  # of one rank's
