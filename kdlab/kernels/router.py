@@ -36,7 +36,9 @@ def router(
     """Choose k experts a row by their biased sigmoid scores; the weights are the unbiased scores of those chosen.
 
     With the kernels a row's ids and weights do not depend on the other rows, nor on how many there are up to
-    `router_gate.MAX_ROWS` where `has_gate`, or as in `skinny_linear`; for more rows the library sums the products.
+    `router_gate.MAX_ROWS` where `has_gate`, or as in `skinny_linear`; for more rows the library sums the products, in
+    other ways for other numbers of rows. The bias is read before the kernel ahead in the stream has ended: nothing may
+    have written it just before.
 
     Args:
         x: [T, D] float.
