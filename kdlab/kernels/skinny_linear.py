@@ -147,7 +147,7 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
 
     Both are the same product, in other orders of adding. Measured on an H200 against cuBLAS, in CUDA graphs: at one
     rank's shapes of Kimi K2.6 the kernel takes 0.4 to 0.8 of its time at 1 to 8 rows, 0.7 to 0.9 at 33, 0.7 to 1.0 at
-    64, and 0.7 to 0.9 at 72 of those that `holds_all` names; from 60 MB on the two meet at 33 rows.
+    64, and 0.8 to 0.9 at 72 of those that `holds_all` names; from 60 MB on the two meet at 33 rows.
 
     Args:
         x: [B, T, K] on a GPU.
@@ -162,8 +162,8 @@ def choose_linear(x: Tensor, weight: Tensor) -> str:
     blocks = count_blocks(plan, weight.shape[1], len(weight))
     if x.shape[1] > SAME_ROWS and not holds_all(plan, *sizes[1:]):
         return "torch"
-    # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 4.4 us against 4.9 at one
-    # row, 7.9 against 6.0 at 33, their q_b 9.3 against 12.4 and 14.6 against 13.1.
+    # Many blocks come in waves, each with its own start and end: all 64 heads' W_UK takes 4.5 us against 4.9 at one
+    # row, 8.0 against 6.0 at 33, their q_b 9.4 against 12.2 and 14.6 against 12.7.
     if blocks > _MOST_BLOCKS or (blocks > _FEW_BLOCKS and plan.rows > 16):
         return "torch"
     return "skinny"
