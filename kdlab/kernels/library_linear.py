@@ -66,9 +66,11 @@ def library_linear(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [T, N] in x's dtype. Parts sum in another order than the whole, as another number of rows does.
     """
-    cut = find_cut(len(x), *weight.shape)
     wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if cut == WHOLE or x.dtype not in MMA_DTYPES or wants_gradient:
+    if wants_gradient or x.dtype not in MMA_DTYPES or torch.compiler.is_compiling():  # whose rows may be a symbol
+        return F.linear(x, weight)
+    cut = find_cut(len(x), *weight.shape)
+    if cut == WHOLE:
         return F.linear(x, weight)
     if cut.rows > 1:
         return torch.bmm(x.unflatten(0, (cut.rows, -1)), weight.mT.expand(cut.rows, -1, -1)).flatten(0, 1)

@@ -67,3 +67,12 @@ def test_parts_against_float64(cut, dtype, gated):
     y = skinny_linear(wide[:, :inputs], weight, gated=gated)
     assert_within_budget(y, exact, plain)
     assert_faults_are_found(y, exact, plain, tile=8)
+
+
+def test_compiled_for_any_number_of_rows():
+    torch.compiler.reset()
+    compiled = torch.compile(library_linear, backend="eager", fullgraph=True)
+    weight = torch.randn(1536, 1536).bfloat16()
+    for rows in (258, 259, 300):
+        x = torch.randn(rows, 1536).bfloat16()
+        assert torch.equal(compiled(x, weight), F.linear(x, weight))
