@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_int, check_shape
-from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
+from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.layouts import by_layout
@@ -59,7 +59,8 @@ def router(
 
     Raises:
         ShapeError: the arguments do not fit one another. NotSupported: impl "cuda" for what the kernels do not take.
-        UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl, or k above E.
+        UnsupportedDevice: "cuda" for tensors on another device. ArgumentError: an unknown impl, k above E, or
+            groups that E or k do not fit.
     """
     if not _runs_kernel(x, weight, bias, used, k, groups, impl):
         return reference.router(x, weight, bias, k, scale, normalize=normalize, groups=groups, used=used)
@@ -83,12 +84,23 @@ def _runs_kernel(
         check_shape("used", used, [sizes["T"]])
         if used.dtype != torch.bool or used.device != x.device:
             raise ShapeError("used", f"bool on {x.device}, as x", f"{used.dtype} on {used.device}")
-    if weight.dtype != x.dtype or bias.dtype != compute_dtype(x.dtype):
-        raise ShapeError("weight", f"{x.dtype} as x, and a bias in its wide dtype", (weight.dtype, bias.dtype))
+    for name, tensor, dtype in (("weight", weight, x.dtype), ("bias", bias, compute_dtype(x.dtype))):
+        if tensor.dtype != dtype or tensor.device != x.device:
+            raise ShapeError(name, f"{dtype} on {x.device}", f"{tensor.dtype} on {tensor.device}")
+    _check_groups(groups, experts, k)
     runs = has_kernel(experts, k, x.dtype, groups)
     if impl == "cuda" and not runs:
         raise NotSupported("router", f"k to {_WARP} of {_MAX_EXPERTS} open experts, an f32 bias", (k, experts, groups))
     return impl != "reference" and x.is_cuda and runs
+
+
+def _check_groups(groups: tuple[int, int], num_experts: int, k: int) -> None:
+    number, opened = groups
+    fits = number >= 1 and 1 <= opened <= number and num_experts % number == 0
+    each = num_experts // number if fits else 0
+    if not fits or k > opened * each or (opened < number and each < 2):
+        wanted = f"equal groups of {num_experts} experts, by whose best two are chosen so many that k = {k} are open"
+        raise ArgumentError("groups", wanted, groups)
 
 
 def has_kernel(num_experts: int, k: int, dtype: torch.dtype, groups: tuple[int, int]) -> bool:
