@@ -129,11 +129,27 @@ def test_the_first_sample_of_a_long_pass_comes_after_a_rest(monkeypatch):
     assert all(before < after for before, after in itertools.pairwise(rested[-6:]))
 
 
-def test_a_slow_arm_is_not_run_on_every_set(monkeypatch):
+def test_a_slow_eager_arm_is_not_run_on_every_set(monkeypatch):
     clock = Clock(monkeypatch)
-    assert len(timing._few_enough([clock.call("slow", 8e3)] * 100, warmup=1)) == 3
-    assert len(timing._few_enough([clock.call("stuck", 1e6)] * 100, warmup=1)) == 2
-    assert len(timing._few_enough([clock.call("quick", 10.0)] * 100, warmup=1)) == 100
+    for name, us, kept in (("slow", 8e3, 3), ("stuck", 1e6, 2), ("quick", 10.0, 100)):
+        assert timing.make_pass([clock.call(name, us)] * 100, graph=False).num_calls == kept
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_one_slow_call_does_not_choose_how_many_sets_are_timed(monkeypatch, graph):
+    """The twin, a hiccup in the first timed call, left so few sets that the cache held them all."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(timing, "capture", lambda calls: types.SimpleNamespace(replay=lambda: None))
+
+    def num_calls(slow):
+        times = itertools.chain([1.0, slow], itertools.repeat(190.0))
+
+        def run():
+            clock.now += next(times)
+
+        return timing.make_pass([run] * 400, graph=graph).num_calls
+
+    assert num_calls(slow=190.0) == num_calls(slow=5000.0) >= (400 if graph else 100)
 
 
 @pytest.mark.parametrize("graph", [True, False])
