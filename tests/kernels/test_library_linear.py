@@ -69,10 +69,11 @@ def test_parts_against_float64(cut, dtype, gated):
     assert_faults_are_found(y, exact, plain, tile=8)
 
 
-def test_compiled_for_any_number_of_rows():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiled_for_any_number_of_rows(device):
     torch.compiler.reset()
     compiled = torch.compile(library_linear, backend="eager", fullgraph=True)
-    weight = torch.randn(1536, 1536).bfloat16()
+    weight = torch.randn(1536, 1536).bfloat16().to(device)
     for rows in (258, 259, 300):
-        x = torch.randn(rows, 1536).bfloat16()
+        x = torch.randn(rows, 1536).bfloat16().to(device)
         assert torch.equal(compiled(x, weight), F.linear(x, weight))
