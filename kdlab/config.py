@@ -160,6 +160,8 @@ def _experts_int4(top: Fields, text: Fields) -> bool:
     found.choice("quant_method", ("compressed-tensors",))
     found.choice("format", ("pack-quantized",))
     found.choice("kv_cache_scheme", (), None)
+    for key in ("sparsity_config", "transform_config"):  # compressed-tensors writes {} for none
+        found.choice(key, ({},), None)
     groups = found.section("config_groups") or Fields({}, f"{found.where}: config_groups")
     if len(groups.values) != 1:
         raise found.fail("config_groups", "one group", list(groups.values))

@@ -24,6 +24,8 @@ INT4 = {
     "ignore": ["re:.*lm_head.*"],
     "kv_cache_scheme": None,
     "quantization_status": "compressed",
+    "sparsity_config": {},
+    "transform_config": {},
     "config_groups": {
         "group_0": {
             "input_activations": None,
@@ -159,6 +161,8 @@ def test_moe_layer_freq():
          "input_activations: expected null, got {"),
         ({"quantization_config": INT4, "moe_intermediate_size": 80}, "moe_intermediate_size: expected a multiple of"),
         ({"quantization_config": int4("config_groups.group_1", {})}, "config_groups"),
+        ({"quantization_config": INT4 | {"transform_config": {"config_groups": {}}}}, "transform_config: expected {}"),
+        ({"quantization_config": INT4 | {"sparsity_config": {"format": "2:4"}}}, "sparsity_config: expected {}, got {"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method: expected 'compressed-tensors', got 'fp8'"),
     ],
 )

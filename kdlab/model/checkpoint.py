@@ -1,7 +1,6 @@
 """A Hugging Face directory of safetensors: which tensors it holds, where their bytes lie, and a digest of them all."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import TracebackType
 from torch import Tensor
 
 from kdlab.errors import CheckpointError
-from kdlab.model.shard import Shard, Stored
+from kdlab.model.shard import Shard, Stored, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FULL_DIGEST_BYTES = 1 << 30
@@ -40,6 +39,7 @@ class Checkpoint:
         files, index = _files(self.directory)
         _check_files(self.directory, files, index or {})
         shards = [Shard(self.directory / name) for name in files]
+        self._reading: Shard | None = None
         self._shard_of = {name: (i, shard) for i, shard in enumerate(shards) for name in shard.tensors}
         self.names = list(self._shard_of)
         if index is not None:
@@ -72,7 +72,11 @@ class Checkpoint:
 
     def touched(self, name: str, nbytes: int) -> None:
         """Say that so many bytes of the tensor were copied, so that memory behind them may be given back."""
-        self._shard_of[name][1].touched(nbytes)
+        shard = self._shard_of[name][1]
+        if self._reading is not None and self._reading is not shard:
+            self._reading.drop()
+        self._reading = shard
+        shard.touched(nbytes)
 
     def check_names(self, expected: Iterable[str], names: Mapping[str, str]) -> None:
         """Raise CheckpointError that lists the tensors that are missing and the ones that nobody asked for.
@@ -97,10 +101,19 @@ class Checkpoint:
         return self._shard_of[name][1].path.name
 
     def _hint(self, name: str, names: Mapping[str, str]) -> str:
-        """Return a missing name with the shard that holds others of its layer."""
-        layer = _LAYER.match(name)
-        same = next((other for other in names if layer and other.startswith(layer[0])), None)
-        return name if same is None else f"{name} (others of its layer are in {self._file(names[same])})"
+        """Return a missing name with the shard that holds others of its layer, or others that belong to none."""
+        layer = _layer(name)
+        same = next((other for other in names if _layer(other) == layer), None)
+        if same is None:
+            return name
+        others = "of its layer" if layer else "outside the layers"
+        return f"{name} (others {others} are in {self._file(names[same])})"
+
+
+def _layer(name: str) -> str:
+    """Return a name up to its layer's number, or nothing where it has none."""
+    found = _LAYER.match(name)
+    return found[0] if found else ""
 
 
 def checkpoint_sha256(directory: str | Path) -> str:
@@ -151,7 +164,7 @@ def weight_map(directory: Path) -> dict[str, str]:
     """
     path = directory / INDEX
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        found = read_json(path.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a JSON object with weight_map, got {error!r}") from error
     files = set(found.values()) if isinstance(found, dict) and all(isinstance(x, str) for x in found.values()) else {""}

@@ -20,6 +20,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _SHAPE_DTYPES = (torch.int32, torch.int64)
 _BIAS = "e_score_correction_bias"
 _CHUNK_BYTES = 32 << 20
+_FAULT_BYTES = 64 << 10  # what Linux maps around a few bytes that are read
 _REPORT_BYTES = 256 << 20
 _BATCH_VALUES = 1 << 18
 
@@ -82,10 +83,11 @@ class Planned(Generic[Model]):
         *,
         int4: bool = False,
     ) -> "Planned[Model]":
-        """Check names, shapes and dtypes of every tensor, from the headers alone.
+        """Check names, shapes and dtypes of every tensor by the headers, and the weight_shapes of this rank's experts.
 
         Raises:
-            CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
+            CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype, or a `weight_shape` says
+                another shape than the words have.
         """
         empty = new("meta")
         check_parts(empty.views(), checkpoint, names, int4=int4)
@@ -120,8 +122,9 @@ def stored_names(parts: Mapping[str, Part], *, int4: bool = False) -> set[str]:
 def check_parts(
     parts: Mapping[str, Part], checkpoint: Checkpoint, names: Mapping[str, str], *, int4: bool = False
 ) -> None:
-    """Compare what the parts ask for with the headers; see `Planned.check`."""
-    wanted = [want for name, part in parts.items() for want in _wanted(name, part, int4)]
+    """Compare what the parts ask for with what is stored; see `Planned.check`."""
+    jobs = [(part, _wanted(name, part, int4)) for name, part in parts.items()]
+    wanted = [want for _, wants in jobs for want in wants]
     checkpoint.check_names((want.name for want in wanted), names)
     for want in wanted:
         stored = checkpoint.stored(names[want.name])
@@ -133,6 +136,19 @@ def check_parts(
             raise CheckpointError(
                 f"{checkpoint.where(names[want.name])}: expected dtype {expected}, got {stored.dtype}"
             )
+    for part, wants in sorted(jobs, key=lambda job: checkpoint.order(names[job[1][-1].name])):
+        if len(wants) > 1 and part.view.numel():
+            _check_weight_shape(part, wants, checkpoint, names)
+
+
+def _check_weight_shape(part: Part, wanted: list[_Wanted], checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+    rows, columns = part.shape
+    expected = [rows, columns if len(wanted) == 3 else columns * VALUES_PER_WORD]
+    stored = names[wanted[-1].name]
+    got = checkpoint.read(stored).tolist()
+    checkpoint.touched(stored, _FAULT_BYTES)
+    if got != expected:
+        raise CheckpointError(f"{checkpoint.where(stored)}: expected the integers {expected}, got {got}")
 
 
 def read_parts(
@@ -143,19 +159,13 @@ def read_parts(
     int4: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Fill parts that `check_parts` has passed; a part's bytes go straight to its device, in the order of the files.
-
-    Raises:
-        CheckpointError: a `weight_shape` says another shape than the words have.
-    """
+    """Fill parts that `check_parts` has passed; a part's bytes go straight to its device, in the order of the files."""
     reader = _Reader(checkpoint, names, progress)
     jobs = [(part, _wanted(name, part, int4)) for name, part in parts.items() if part.view.numel()]
     jobs.sort(key=lambda job: checkpoint.order(names[job[1][0].name]))
     reader.total = sum(reader.size(part, wanted) for part, wanted in jobs)
     with torch.no_grad(), _one_thread():
         for part, wanted in jobs:
-            if len(wanted) > 1:
-                reader.check_weight_shape(part, wanted)
             if len(wanted) == 3:
                 reader.dequantize(part, wanted)
             else:
@@ -210,14 +220,6 @@ class _Reader:
             rows = slice(begin, begin + step)
             view[rows].copy_(source[rows])
             self.checkpoint.touched(stored, min(step, len(view)) * row_bytes)
-
-    def check_weight_shape(self, part: Part, wanted: list[_Wanted]) -> None:
-        rows, columns = part.shape
-        expected = [rows, columns if len(wanted) == 3 else columns * VALUES_PER_WORD]
-        stored = self.names[wanted[-1].name]
-        got = self.checkpoint.read(stored).tolist()
-        if got != expected:
-            raise CheckpointError(f"{self.checkpoint.where(stored)}: expected the integers {expected}, got {got}")
 
     def dequantize(self, part: Part, wanted: list[_Wanted]) -> None:
         """Take up a part of plain values; small ones wait, as one call for many costs little more than for one."""

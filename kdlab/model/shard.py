@@ -6,6 +6,7 @@ The format (safetensors): eight bytes of header length, a JSON object name -> dt
 import json
 import math
 import mmap
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class Shard:
                 # A private map: torch wants writable memory, and nothing that is written here reaches the file.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._map.madvise(mmap.MADV_SEQUENTIAL)  # parts are read in the order of the file
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise _broken(path, error) from error
         self.tensors = _parse(path, self.header, self.nbytes)
 
@@ -78,8 +79,29 @@ class Shard:
         """Count bytes that were read and copied; from time to time the pages behind them are given back."""
         self._resident += nbytes
         if self._resident >= RESIDENT_BYTES:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._resident = 0
+            self.drop()
+
+    def drop(self) -> None:
+        """Give back the pages that were read: those of many files would add up."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+        self._resident = 0
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice, of which json itself would drop the first.
+    """
+    return json.loads(text, object_pairs_hook=_each_key_once)
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{twice} more than once")
+    return found
 
 
 def _read_header(path: Path, file: Any, nbytes: int) -> bytes:
@@ -91,7 +113,7 @@ def _read_header(path: Path, file: Any, nbytes: int) -> bytes:
 
 def _parse(path: Path, header: bytes, nbytes: int) -> dict[str, Stored]:
     try:
-        entries = json.loads(header)
+        entries = read_json(header)
     except (ValueError, RecursionError) as error:
         raise _broken(path, error) from error
     if not isinstance(entries, dict):
@@ -99,14 +121,15 @@ def _parse(path: Path, header: bytes, nbytes: int) -> dict[str, Stored]:
     entries.pop("__metadata__", None)
     begin = _LENGTH + len(header)
     tensors = {name: _entry(path, name, entry, begin) for name, entry in entries.items()}
+    for name, stored in tensors.items():
+        if (end := stored.offset + stored.nbytes) > nbytes:
+            raise _broken(path, f"{nbytes} bytes, and {name} ends at {end}: the file is cut short")
     end = begin
     # In file order no byte is left out or used twice, as the format demands: so no offset points elsewhere.
     for name, stored in sorted(tensors.items(), key=lambda item: item[1].offset):
         if stored.offset != end:
             raise CheckpointError(f"{path}: {name}: expected its bytes to begin at {end}, got {stored.offset}")
         end += stored.nbytes
-        if end > nbytes:
-            raise _broken(path, f"{nbytes} bytes, and {name} ends at {end}: the file is cut short")
     if end != nbytes:
         raise _broken(path, f"{nbytes} bytes where its tensors end at {end}")
     return tensors

@@ -42,12 +42,12 @@ def test_a_wrong_header_is_found_before_memory_is_taken(case, folders, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_a_wrong_weight_shape_is_named(place, folders, tmp_path):
+def test_a_wrong_weight_shape_is_found_before_memory_is_taken(place, folders, tmp_path):
     name = EXPERT + ".weight_shape"
     shard = shard_of(folders[0], name)
     damaged(folders[0], tmp_path, shard, lambda tensors: tensors | {name: tensors[name].flip(0)})
     with pytest.raises(CheckpointError) as caught:
-        plan_target(tmp_path, device=place, dtype=torch.bfloat16).read("cpu")
+        plan_target(tmp_path, device=place, dtype=torch.bfloat16)
     assert f"{tmp_path / shard}: {name}: expected the integers [64, 128], got [128, 64]" in str(caught.value)
 
 
@@ -70,6 +70,48 @@ def test_missing_and_unknown_tensors_are_named_with_their_shards(folders, tmp_pa
         load_target(tmp_path, device="cpu", dtype=torch.float32)
     missing = f"missing tensors: {NORM.removeprefix('language_model.')} (others of its layer are in {shard})"
     assert f"{missing}; unknown tensors: {EXPERT}.bias in {shard}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["language_model.lm_head.weight", "language_model.model.embed_tokens.weight"])
+def test_a_missing_tensor_of_no_layer_is_named_with_the_shard_of_its_like(name, folders, tmp_path):
+    shard = shard_of(folders[0], name)
+    damaged(folders[0], tmp_path, shard, lambda tensors: {n: x for n, x in tensors.items() if n != name})
+    with pytest.raises(CheckpointError) as caught:
+        plan_target(tmp_path, device="cpu", dtype=torch.float32)
+    plain = name.removeprefix("language_model.")
+    assert str(caught.value) == f"{tmp_path}: missing tensors: {plain} (others outside the layers are in {shard})"
+
+
+def test_a_tensor_twice_in_the_index_or_in_a_header_is_named(folders, tmp_path):
+    shard = shard_of(folders[0], NORM)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors)
+    index = (tmp_path / INDEX).read_text()
+    twice = index.replace('"weight_map": {', f'"weight_map": {{"{NORM}": "{shard}", ')
+    (tmp_path / INDEX).write_text(twice)
+    with pytest.raises(CheckpointError, match=f"{INDEX}: .*{NORM} more than once"):
+        Checkpoint(tmp_path)
+    (tmp_path / INDEX).write_text(index)
+    data = (tmp_path / shard).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip()
+    entry = json.dumps({NORM: json.loads(header)[NORM]}).encode()
+    header = header[:-1] + b"," + entry[1:]
+    (tmp_path / shard).write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    with pytest.raises(CheckpointError, match=f"{shard}: .*{NORM} more than once"):
+        Checkpoint(tmp_path)
+
+
+def test_a_tensor_past_the_end_of_its_file_is_named(folders, tmp_path):
+    shard = shard_of(folders[0], NORM)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors)
+    data = (tmp_path / shard).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header[NORM]["data_offsets"] = [offset + 2**40 for offset in header[NORM]["data_offsets"]]
+    text = json.dumps(header).encode()
+    (tmp_path / shard).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / shard}: expected a whole .*{NORM} ends at .* cut short$"):
+        Checkpoint(tmp_path)
 
 
 def test_index_and_shards_that_disagree(folders, tmp_path):
