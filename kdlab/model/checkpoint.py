@@ -38,9 +38,9 @@ class Checkpoint:
         self.directory = Path(directory)
         files, index = _files(self.directory)
         _check_files(self.directory, files, index or {})
-        shards = [Shard(self.directory / name) for name in files]
+        self._shards = [Shard(self.directory / name) for name in files]
         self._reading: Shard | None = None
-        self._shard_of = {name: (i, shard) for i, shard in enumerate(shards) for name in shard.tensors}
+        self._shard_of = {name: (i, shard) for i, shard in enumerate(self._shards) for name in shard.tensors}
         self.names = list(self._shard_of)
         if index is not None:
             _check_index(self.directory, index, {name: self._file(name) for name in self.names})
@@ -52,6 +52,8 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._shard_of.clear()
+        self._shards.clear()
+        self._reading = None
 
     def stored(self, name: str) -> Stored:
         """Return dtype, shape and place of a tensor."""
@@ -69,6 +71,11 @@ class Checkpoint:
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Return tensor[index] on the CPU, as stored: a view into the file, which must be copied to be kept."""
         return self._shard_of[name][1].read(name, index)
+
+    def in_order(self) -> None:
+        """Say that tensors will now be read in the order of the files."""
+        for shard in self._shards:
+            shard.in_order()
 
     def touched(self, name: str, nbytes: int) -> None:
         """Say that so many bytes of the tensor were copied, so that memory behind them may be given back."""

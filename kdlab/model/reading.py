@@ -164,6 +164,7 @@ def read_parts(
     jobs = [(part, _wanted(name, part, int4)) for name, part in parts.items() if part.view.numel()]
     jobs.sort(key=lambda job: checkpoint.order(names[job[1][0].name]))
     reader.total = sum(reader.size(part, wanted) for part, wanted in jobs)
+    checkpoint.in_order()
     with torch.no_grad(), _one_thread():
         for part, wanted in jobs:
             if len(wanted) == 3:

@@ -62,7 +62,7 @@ class Shard:
                 self.header = _read_header(path, file, self.nbytes)
                 # A private map: torch wants writable memory, and nothing that is written here reaches the file.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                self._map.madvise(mmap.MADV_SEQUENTIAL)  # parts are read in the order of the file
+                self._map.madvise(mmap.MADV_RANDOM)  # weight_shapes: eight bytes every few MB, nothing ahead of them
         except OSError as error:
             raise _broken(path, error) from error
         self.tensors = _parse(path, self.header, self.nbytes)
@@ -74,6 +74,10 @@ class Shard:
             return torch.empty(shape, dtype=dtype)[index]
         flat = torch.frombuffer(self._map, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset)
         return flat.view(shape)[index] if index else flat.view(shape)
+
+    def in_order(self) -> None:
+        """Say that tensors will now be read as they lie in the file, so that the system may read ahead."""
+        self._map.madvise(mmap.MADV_SEQUENTIAL)
 
     def touched(self, nbytes: int) -> None:
         """Count bytes that were read and copied; from time to time the pages behind them are given back."""
