@@ -59,7 +59,7 @@ def test_angles_formed_in_float32_would_be_found_out(monkeypatch):
     assert (wrong - near()).abs().max() > 5e-3
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, 262_143])
 def test_the_targets_tables_far_out(place):
     frequencies = Oracle(DATA / "tiny-pair" / "target").freq
     cos, sin = rope.rope_tables(torch.tensor([place]), tiny_pair().target.config.rope)
