@@ -2,10 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import median
+from itertools import pairwise
+from statistics import mean, median
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -55,7 +57,7 @@ class Measured:
     step: Step
     whole: list[float]  # the round as one graph
     loop_us: float  # a round in the engine's loop of launch, copy to the host and read
-    row_us: float  # the same rounds in the same minute, launched one behind the other and nothing else
+    row_us: float  # a round of several launched one behind the other, and nothing else
     stages: dict[str, list[float]]  # each alone, with all its calls; empty where they were not asked for
     alone: list[float]  # of several GPUs: the round without its collectives, of the slowest rank
 
@@ -203,33 +205,67 @@ class Rounds:
     def loop_us(self, rounds: int) -> tuple[float, float]:
         """Return microseconds a round as the engine runs them, and without the host: launches alone, in a row.
 
-        The engine launches a round, lets its record be copied and reads the one before. Both run without rests and in
-        turns, as an H200 at its power limit lowers its clock: 21.0 ms of a round with rests are 21.6 either way without
-        (65 rows, 16 streams, 8k, 20 layers). What the two differ by is the host's.
+        The engine launches a round, lets its record be copied and reads the one before. What that adds is the time in
+        which no round runs, over that of launches in a row. It is not what a loop takes over a row: without rests an
+        H200 is at its power limit, and the same 26 ms took 24.9 to 28.4 within a second (33 rows, 16 streams, 32k, 20
+        layers), where the host adds 0.006.
 
         Args:
-            rounds: of each stretch; three of the loop stand between four without the host.
+            rounds: of each stretch, 2 at least; three of the loop stand between four without the host.
 
         Returns:
-            The median stretch of each kind: a host that stalls once, or a clock that falls, is not what rounds take.
+            The median stretch's, of each kind: a host that stalls once, or a clock that falls, is not what rounds take.
         """
         mailbox = Mailbox(self.round.record.tensors, 2)
         self.place()
 
-        def row() -> None:
-            for _ in range(rounds):
-                self.round.run()
+        def hand_over() -> None:
+            mailbox.post()
+            if len(mailbox) > 1:
+                mailbox.take()
 
-        def loop() -> None:
-            for _ in range(rounds):
-                self.round.run()
-                mailbox.post()
-                if len(mailbox) > 1:
-                    mailbox.take()
+        def nothing() -> None:
+            pass
 
+        torch.cuda.synchronize()
+        order = [nothing, nothing, hand_over, nothing, hand_over, nothing, hand_over, nothing]
         # The first one begins on an idle GPU, which waits for its first launch.
-        _, *found = times_us([row, row, loop, row, loop, row, loop, row])
-        return median(found[1::2]) / rounds, median(found[::2]) / rounds
+        _, *stretches = [_run_marked(self.round.run, behind, rounds) for behind in order]
+        torch.cuda.synchronize()
+        rows, loops = stretches[::2], stretches[1::2]
+        row_us = median(1e3 * row[0].start.elapsed_time(row[-1].stop) for row in rows) / rounds
+        return row_us + median(map(_outside_us, loops)) - median(map(_outside_us, rows)), row_us
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Events around a round, and what its launch took the host if the GPU had nothing to do meanwhile."""
+
+    start: torch.cuda.Event
+    stop: torch.cuda.Event
+    awaited_us: float
+
+
+def _run_marked(run: Callable[[], object], behind: Callable[[], object], rounds: int) -> list[_Mark]:
+    """Run rounds, each with what the host does behind it."""
+    marks: list[_Mark] = []
+    for _ in range(rounds):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        begin = perf_counter()
+        run()
+        # A GPU that has run dry stamps the start at once, and waits for the launch.
+        dry = bool(marks) and marks[-1].stop.query()
+        awaited_us = 1e6 * (perf_counter() - begin) if dry else 0.0
+        stop.record()
+        marks.append(_Mark(start, stop, awaited_us))
+        behind()
+    return marks
+
+
+def _outside_us(marks: Sequence[_Mark]) -> float:
+    """Return the mean time between two rounds of a stretch."""
+    return mean(1e3 * one.stop.elapsed_time(two.start) + two.awaited_us for one, two in pairwise(marks))
 
 
 def _repeat(chain: Chain, run: Callable[[], object]) -> int:
