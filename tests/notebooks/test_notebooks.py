@@ -20,6 +20,7 @@ from kdlab.paths import DATA
 from kdlab.profiling import load_nsight, stage_shares
 from kdlab.report import build_report, declared_parameters, read_notebook, run_notebook
 from kdlab.report.pdf import find_browser
+from tests.study.traces import EXAMPLES
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -105,10 +106,12 @@ def test_every_figure_has_a_heading_and_a_name(path):
 def smoke_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     given = {"smoke": True, "figures": str(folder / "figures"), "results": str(folder / "results")}
+    trace = tmp_path_factory.mktemp("trace") / "rounds.jsonl"
+    trace.write_text(EXAMPLES["rounds.jsonl"])
+    more = {"00_start_here": {"prompt": HOSTILE}, "50_experts_and_cost": {"traces": [str(trace)]}}
     runs = {}
     for path in NOTEBOOKS:
-        parameters = given | ({"prompt": HOSTILE} if path.stem == "00_start_here" else {})
-        runs[path.stem] = run_notebook(path, parameters, folder / path.name, timeout_s=300)
+        runs[path.stem] = run_notebook(path, given | more.get(path.stem, {}), folder / path.name, timeout_s=300)
     return folder, runs
 
 
@@ -197,7 +200,8 @@ def test_the_verdict_comes_with_its_region_its_basis_and_what_would_turn_it(smok
     assert len(record["region"]) == 3 * 5
     assert len(record["conclusion"]) == 5 + 7  # the answer, and what would turn it
     assert {row["what"] for row in record["predictions"]} == {"fitted", "predicted"}
-    assert any("figure" in row and "Kimi-K2.6" in row["figure"] for row in record["marked points"])
+    for mark in ("Kimi-K2.6", "rounds.jsonl"):
+        assert any(mark in row["figure"] for row in record["marked points"])
     assert 0.3 < record["exponents of the mini"]["tree"] < 1.0
 
 
