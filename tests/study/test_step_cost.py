@@ -30,6 +30,14 @@ def test_a_forward_reads_the_published_bytes(rows, gib):
     assert total(stages(rows, drafter=None, context=0)) / 2**30 == pytest.approx(gib, rel=0.006)
 
 
+# A token's products take 63 GFLOP, published, and its absorbed attention 61 * 64 * 2 * (576 + 512) for each key.
+@pytest.mark.parametrize(("rows", "context"), [(1, 0), (1, 8192), (33, 2048)])
+def test_a_token_takes_the_published_operations(rows, context):
+    flops = sum(stage.cost.flops for stage in stages(rows, drafter=None, context=context).values())
+    attention = 61 * 64 * 2 * (576 + 512) * (context + (rows + 1) / 2)
+    assert flops / rows == pytest.approx(63e9 + attention, rel=0.01)
+
+
 def test_eight_ranks_share_all_but_the_replicated_bytes():
     whole, rank = stages(33), stages(33, ranks=8)
     assert rank["q_a and kv_a"].cost == whole["q_a and kv_a"].cost
