@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdlab.column_rules import Rule, check_rules
 from kdlab.errors import ArgumentError, SchemaError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class TableFormat:
     kind: str
     version: int
     fields: tuple[pa.Field, ...]  # without the version column
+    rules: tuple[Rule, ...] = ()  # what a file's values must be when it is read
 
     @property
     def schema(self) -> pa.Schema:
@@ -72,7 +74,8 @@ def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple
         The table with `table_format.schema`, and the text kept beside it.
 
     Raises:
-        SchemaError: no kdlab table, another kind, a version newer than this kdlab knows, or missing columns.
+        SchemaError: no kdlab table, another kind, a version newer than this kdlab knows, missing columns, or a value
+            that breaks a rule of the format.
         FileNotFoundError: there is no such file.
     """
     path = _checked_path(path)
@@ -83,12 +86,13 @@ def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # damaged bytes raise any of them
         raise SchemaError(f"{path}: not a readable Parquet file ({error})") from error
-    _check_marks(path, metadata, table_format)
-    fitted = _fit(table.replace_schema_metadata(None), table_format.schema, str(path), fill=True)
+    is_older = _checked_version(path, metadata, table_format) < table_format.version
+    fitted = _fit(table.replace_schema_metadata(None), table_format.schema, str(path), fill=is_older)
     kept = {key: value for key, value in metadata.items() if key not in _OWN_KEYS}
     # Parquet's checksums cover the columns, not the text beside them; files before the digest have none.
     if metadata.get(DIGEST_KEY, _digest(kept)) != _digest(kept):
         raise SchemaError(f"{path}: the text beside the table is not what was written: its digest differs")
+    check_rules(fitted, table_format.rules, str(path))
     return fitted, kept
 
 
@@ -134,7 +138,8 @@ def _checked_path(path: object) -> Path:
     return Path(path)
 
 
-def _check_marks(path: Path, metadata: Mapping[str, str], table_format: TableFormat) -> None:
+def _checked_version(path: Path, metadata: Mapping[str, str], table_format: TableFormat) -> int:
+    """Return the version of a file of the format's kind that this kdlab reads."""
     kind, version = metadata.get(KIND_KEY), metadata.get(VERSION_KEY)
     if kind is None or version is None:
         raise SchemaError(f"{path}: not a kdlab table (no {KIND_KEY} or {VERSION_KEY} in its metadata)")
@@ -147,6 +152,7 @@ def _check_marks(path: Path, metadata: Mapping[str, str], table_format: TableFor
             f"{path}: schema version {version} of {kind!r} is newer than {table_format.version}, the latest that this"
             " kdlab reads; update kdlab"
         )
+    return int(version)
 
 
 def _fit(table: pa.Table, schema: pa.Schema, path: str, *, fill: bool) -> pa.Table:

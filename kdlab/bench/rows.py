@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from kdlab.bench.row_rules import ROW_RULES
 from kdlab.errors import ArgumentError
 from kdlab.machine import GPU_STATE_FIELDS
 from kdlab.parquet import TableFormat, read_table, table_of, with_version, write_table
@@ -54,6 +55,7 @@ ROWS_FORMAT = TableFormat(
         *(pa.field(name, pa.float64()) for name in STATE_COLUMNS),
         pa.field("provenance", pa.string(), nullable=False),
     ),
+    rules=ROW_RULES,
 )
 """What a row says. `case` is JSON: the op's sizes and options. `rows` are verify rows, `context` committed rows before
 the round, `setting` what the method turns (budget, chain length, beam width). `value` is the number to quote: the

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from kdlab.decode.list_columns import from_list_column, to_list_column
 from kdlab.decode.records import RoundRecord
-from kdlab.errors import SchemaError
+from kdlab.errors import KdlabError, SchemaError, TreeError
 from kdlab.parquet import TableFormat
 from kdlab.tree import check_tree
 from kdlab.tree.draft_tree import DraftTree
@@ -72,11 +72,15 @@ def records_of(table: pa.Table) -> list[RoundRecord]:
     rows = table.select([*_NUMBERS, "truncated"]).to_pylist()
     records = []
     for i, row in enumerate(rows):
+        try:
+            tree = _tree(row, {name: column[i] for name, column in lists.items()})
+        except KdlabError as error:
+            raise (TreeError if isinstance(error, TreeError) else SchemaError)(f"row {i}: {error}") from error
         record = RoundRecord(
             prompt=row["prompt"],
             round=row["round"],
             anchor_position=row["anchor_position"],
-            tree=_tree(row, {name: column[i] for name, column in lists.items()}),
+            tree=tree,
             target_tokens=lists["target_tokens"][i],
             path=tuple(lists["path"][i].tolist()),
             bonus=row["bonus"],

@@ -13,7 +13,7 @@ from kdlab.decode.field_table import FIELD_FORMAT, field_columns, prompt_entry, 
 from kdlab.decode.records import Run
 from kdlab.decode.round_table import ROUNDS_FORMAT, record_columns, records_of
 from kdlab.decode.run_row import COUNT, FINISH, IDS, OBJECT, OPTIONAL_IDS, OPTIONAL_TEXT, RUN_KEY, TEXT, read_run_row
-from kdlab.errors import ArgumentError, SchemaError
+from kdlab.errors import ArgumentError, SchemaError, TreeError
 from kdlab.model.prompts import Prompt
 from kdlab.parquet import read_table, write_table
 
@@ -56,7 +56,10 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     entries = row["prompts"]
     counts = [entry["num_rounds"] for entry in entries]
     _check_length(path, table, sum(counts))
-    records = records_of(table)
+    try:
+        records = records_of(table)
+    except (SchemaError, TreeError) as error:
+        raise type(error)(f"{os.fspath(path)}: {error}") from error
     owners = [(prompt, number) for prompt, count in enumerate(counts) for number in range(count)]
     if [(record.prompt, record.round) for record in records] != owners:
         raise SchemaError(f"{os.fspath(path)}: its rounds are out of order, or of other prompts than the run row's")
@@ -110,7 +113,7 @@ def load_field(path: str | os.PathLike[str]) -> DraftField:
             depth_limit=row["depth_limit"],
             provenance=row["provenance"],
         )
-    except ArgumentError as error:
+    except (ArgumentError, SchemaError) as error:
         raise SchemaError(f"{os.fspath(path)}: {error}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from kdlab.column_rules import Rule, finite, is_number, json_object, json_of
 from kdlab.errors import SchemaError
 from kdlab.machine import GPU_STATE_FIELDS, gpu_facts
 from kdlab.parquet import TableFormat, read_table, table_of, with_version, write_table
@@ -47,6 +48,20 @@ _PROVENANCE = (
 )  # fmt: skip
 STATE_COLUMNS = tuple(f"{name}_{time}" for name in GPU_STATE_FIELDS for time in ("before", "after"))
 
+
+def _has_floors(provenance: str) -> bool:
+    """Floors are {case: {stage: [bytes, operations, launches]}}; a stage may have none."""
+    cases = (json_of(provenance) or {}).get("floors") or {}
+    return isinstance(cases, dict) and all(
+        isinstance(stages, dict) and all(one is None or _is_floor(one) for one in stages.values())
+        for stages in cases.values()
+    )
+
+
+def _is_floor(floor: object) -> bool:
+    return isinstance(floor, list) and len(floor) == 3 and all(map(is_number, floor))
+
+
 LAUNCHES_FORMAT = TableFormat(
     kind="kernel_launches",
     version=1,
@@ -71,6 +86,12 @@ LAUNCHES_FORMAT = TableFormat(
         pa.field("dirty", pa.bool_()),
         *(pa.field(name, pa.float64()) for name in STATE_COLUMNS),
         pa.field("provenance", pa.string(), nullable=False),
+    ),
+    rules=(
+        json_object("provenance"),
+        Rule(("provenance",), "floors of [bytes, operations, launches] by case and stage, if any", _has_floors),
+        finite("duration_us", above=0.0),
+        *(finite(name, least=0.0) for name in ("start_us", "repeat", "position", "layer", *_SIZES, *_COUNTED)),
     ),
 )
 """What a row says.

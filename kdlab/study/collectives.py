@@ -85,7 +85,7 @@ def fit_all_reduce(rows: pd.DataFrame, gpu: Gpu = MEASURED_H200) -> AllReduce:
         gpu: what they were measured on. The hops' time is fitted only where several numbers of ranks were measured.
 
     Raises:
-        ArgumentError: no such row.
+        ArgumentError: no such row, or one that took no time.
         ComparisonError: they are of different GPUs or commits.
     """
     timed = rows[(rows["op"] == "all_reduce") & (rows["metric"] == "all_reduce")]
@@ -94,6 +94,8 @@ def fit_all_reduce(rows: pd.DataFrame, gpu: Gpu = MEASURED_H200) -> AllReduce:
     check_table(timed, fields=("gpu", "commit"))
     cases = [json.loads(text) for text in timed["case"]]
     us = timed["value"].to_numpy(dtype=np.float64)
+    if us.min() <= 0:
+        raise ArgumentError("rows", "times of all-reduces above 0", f"{us.min()} of {timed['case'].iloc[us.argmin()]}")
     ranks = [case["ranks"] for case in cases]
     moved = [case["rows"] * case["width"] * _BYTES[case["dtype"]] for case in cases]
     large = [float(size > LARGE_BYTES) for size in moved]
@@ -119,9 +121,15 @@ def with_waits(
         rows: of `kdlab bench round --gpus`; rounds of one GPU, or without a slice, are passed over.
         target, drafter: constants of the models whose rounds were timed.
         gpu: what they were measured on.
+
+    Raises:
+        ArgumentError: a round is there twice.
     """
     cases = [json.loads(text) for text in rows["case"]]
     timed = rows[[op == "round" and case.get("gpus", 1) > 1 for op, case in zip(rows["op"], cases, strict=True)]]
+    twice = timed.loc[timed.duplicated(["case", "metric"]), "case"]
+    if len(twice):
+        raise ArgumentError("rows", "each round once", f"{twice.iloc[0]} twice")
     wide = timed.pivot(index="case", columns="metric", values="value")
     if not {"round", "slice"} <= set(wide.columns):
         return all_reduce

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kdlab.column_rules import json_object
 from kdlab.errors import ArgumentError
 from kdlab.parquet import TableFormat, read_table
 from kdlab.paths import GRID_RESULTS, grid_folder
@@ -28,6 +29,7 @@ GRID_FORMAT = TableFormat(
         pa.field("traceback", pa.string()),
         pa.field("notebook", pa.string()),  # executed or partial, seen from the grid's folder
     ),
+    (json_object("parameters"), json_object("record")),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from kdlab.column_rules import Rule, finite, json_object
 from kdlab.decode.field import DraftField
 from kdlab.errors import ArgumentError
 from kdlab.parquet import TableFormat, read_table, write_table
@@ -16,6 +17,11 @@ from kdlab.study.controls import sweep_adaptive_chains, sweep_adaptive_trees, sw
 from kdlab.study.repetition import repetition
 from kdlab.study.sweeps import sweep, sweep_ar
 from kdlab.study.walk import COLUMNS
+
+
+def _is_one_a_round(counts: Sequence[int | None], num_rounds: int) -> bool:
+    return len(counts) == num_rounds and all(count is not None and count > 0 for count in counts)
+
 
 SWEEPS_FORMAT = TableFormat(
     kind="sweeps",
@@ -31,6 +37,15 @@ SWEEPS_FORMAT = TableFormat(
         *(pa.field(name, pa.bool_(), nullable=False) for name in ("truncated", "simulated")),
         pa.field("top_k", pa.int32(), nullable=False),
         pa.field("provenance", pa.string(), nullable=False),
+    ),
+    rules=(
+        json_object("provenance"),
+        *(finite(name, least=0) for name in ("setting", "budget", "prompt")),
+        *(finite(name, least=1) for name in ("rows", "top_k")),
+        *(
+            Rule((name, "num_rounds"), "a count of at least 1 for each round", _is_one_a_round)
+            for name in ("round_lengths", "round_rows")
+        ),
     ),
 )
 """One row an arm and prompt, as sweeps return them. `loop`: the text of that kind repeats itself too much for a

@@ -118,13 +118,14 @@ def test_ranks_take_as_many_samples_as_the_slowest_has_time_for(monkeypatch):
 def collective_rows(ranks=4):
     """Made-up times: an all-reduce of T rows takes 10 + T us, a gathering 5 us."""
     rows = []
-    sums = {n: {"what": "residual", "rows": n, "bytes": 2 * 7168 * n} for n in (1, 65, 520)}
+    sums = {n: {"what": "residual", "rows": n, "width": 7168, "bytes": 2 * 7168 * n} for n in (1, 65, 520)}
     sizes = [("all_reduce", case, 10.0 + n) for n, case in sums.items()]
     sizes += [("all_gather", {"what": "features", "rows": 8, "bytes": n}, 5.0) for n in (24, 114688)]
     for op, case, us in sizes:
         for metric, value in ((op, us), ("chain", us + 2.0), ("between", 2.0)):
             samples = [value - 1.0, value, value + 1.0]
-            rows.append(bench_row(op, metric, "us", provenance={}, case={"ranks": ranks, **case}, samples=samples))
+            whole = {"ranks": ranks, "dtype": "bfloat16", **case}
+            rows.append(bench_row(op, metric, "us", provenance={}, case=whole, samples=samples))
     return rows_frame(rows)
 
 

@@ -77,7 +77,14 @@ def all_reduce_rows(
         for count in rows:
             size = 2 * count * 7168
             ring = 1e6 * 2.0 * (number - 1) / number * size / MEASURED_H200.link_bytes_per_s
-            case = {"ranks": number, "rows": count, "width": 7168, "dtype": "bfloat16"}
+            case = {
+                "ranks": number,
+                "what": "residual",
+                "rows": count,
+                "width": 7168,
+                "bytes": size,
+                "dtype": "bfloat16",
+            }
             us = base_us + hop_us * 2 * (number - 1) + 1.2 * ring + large_us * (size > LARGE_BYTES)
             columns = {"provenance": MADE_UP | known, "rows": count}
             found.append(bench_row("all_reduce", "all_reduce", "us", case=case, samples=[us, us], **columns))

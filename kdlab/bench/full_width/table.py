@@ -5,6 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 
+from kdlab.bench.row_rules import POINT_METRICS
+from kdlab.errors import ArgumentError
+
 KEYS = ["rows", "streams", "context", "g", "experts", "ranks", "layers", "gpus"]
 """What tells points apart; `gpus` of `ranks` ran."""
 GOALS = ((33, 1.35), (8, 1.45), (1, 1.6))
@@ -104,8 +107,18 @@ def _host_line(points: pd.DataFrame) -> str:
 
 
 def with_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of rounds with a column for each word of their cases; without a word, of one GPU and no stage."""
+    """Return the rows of rounds with a column for each word of their cases; without a word, of one GPU and no stage.
+
+    Raises:
+        ArgumentError: there are none, or one is there twice.
+    """
+    own = rows[(rows["op"] == "round") & rows["metric"].isin(POINT_METRICS)]
+    if own.empty:
+        raise ArgumentError("rows", "rows of `kdlab bench round`", "none")
     said_nothing = {"gpus": 1, "stage": ""}
-    cases = pd.DataFrame([said_nothing | json.loads(case) for case in rows["case"]], index=rows.index)
-    own = rows[rows["op"] == "round"].drop(columns=[name for name in cases.columns if name in rows.columns])
-    return own.join(cases)
+    cases = pd.DataFrame([said_nothing | json.loads(case) for case in own["case"]], index=own.index)
+    found = own.drop(columns=[name for name in cases.columns if name in own.columns]).join(cases)
+    twice = found[found.duplicated([*KEYS, "stage", "metric"])]
+    if len(twice):
+        raise ArgumentError("rows", "each time once", f"{twice['metric'].iloc[0]} of {twice['case'].iloc[0]} twice")
+    return found

@@ -28,13 +28,16 @@ def kernel_table(rows: pd.DataFrame) -> pd.DataFrame:
         the arm that the goal is about, in a graph), and one column a size, NaN where an op has no such size.
 
     Raises:
-        ArgumentError: no kernel times among the rows, or those of several runs.
+        ArgumentError: no kernel times among the rows, those of several runs, or an arm twice.
     """
     times = rows[(rows["metric"] == "time_us") & (rows["op"] != "ceiling")]
     if times.empty:
         raise ArgumentError("rows", "rows of bench_kernels", "no kernel times")
     if times["run_id"].nunique(dropna=False) > 1:
         raise ArgumentError("rows", "rows of one run", f"{times['run_id'].nunique(dropna=False)} runs")
+    twice = times[times.duplicated(["op", "case", "impl", "method", "graph"])]
+    if len(twice):
+        raise ArgumentError("rows", "each arm once", " ".join(map(str, twice[["op", "case", "impl", "graph"]].iloc[0])))
     floors = _values(rows[rows["metric"] == "floor_us"])
     goals = _values(rows[rows["metric"] == "goal_us"], "impl")
     table = pd.DataFrame([_line(row, floors, goals) for row in times.to_dict("records")])
