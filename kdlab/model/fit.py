@@ -1,7 +1,8 @@
-"""Whether a model fits in memory: bytes of one rank and the ranks it takes, from configs and the index alone."""
+"""Whether a model fits in memory: bytes of one rank and the ranks it takes, and what is wrong with its files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kdlab.model.drafter import Drafter
 from kdlab.model.ranks import Ranks
 from kdlab.model.reading import stored_names
 from kdlab.model.shard import Shard
-from kdlab.model.target import Target
+from kdlab.model.target import Target, plan_target
 from kdlab.model.target_tensors import PREFIX, VISION
 
 WORKSPACE_BYTES = 6 << 30
@@ -98,6 +99,8 @@ def ranks_needed(table: Sequence[RankBytes], gpu_bytes: int) -> int | None:
 def inspect_index(directory: str | Path, target: TargetConfig) -> dict[str, Any]:
     """Compare the index with the names that the config asks for, and read the headers of the files that are there.
 
+    Where all are there, tensors are checked as before they are read to a GPU.
+
     Returns:
         `tensors`, `vision_tensors` and `tensor_bytes` as the index states them, None without one; `files`, `files_here`
         and `file_bytes`; and `problems`, one line each.
@@ -123,12 +126,15 @@ def inspect_index(directory: str | Path, target: TargetConfig) -> dict[str, Any]
         "files_here": len(here),
         "file_bytes": sum(path.stat().st_size for path in here),
     }
-    return facts | sizes | {"problems": problems + [line for path in here for line in _broken(path)]}
+    problems += [line for path in here for line in _refusal(partial(Shard, path))]
+    if not problems and len(here) == len(files):
+        problems = _refusal(partial(plan_target, folder, device="cuda", dtype=_DTYPE))
+    return facts | sizes | {"problems": problems}
 
 
-def _broken(path: Path) -> list[str]:
+def _refusal(check: Callable[[], object]) -> list[str]:
     try:
-        Shard(path)
+        check()
     except CheckpointError as error:
         return [str(error)]
     return []

@@ -10,7 +10,7 @@ from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.model.fit import WORKSPACE_BYTES, rank_bytes, rank_table, ranks_needed
 from kdlab.model.ranks import Ranks
 from kdlab.paths import K26_SHAPES
-from tests.model.synthetics import INDEX, shard_of, write_pair
+from tests.model.synthetics import INDEX, damaged, shard_of, write_pair
 
 NORM = "language_model.model.layers.1.input_layernorm.weight"
 
@@ -115,6 +115,15 @@ def test_what_is_wrong_with_the_index_is_said(folders, doctor, gpus, tmp_path):
     plain = NORM.removeprefix("language_model.")
     assert f"the index lacks tensors, 1 in all: {plain}" in facts["verdict"]
     assert "the index has unknown tensors, 1 in all: extra" in facts["verdict"]
+
+
+def test_a_tensor_of_a_wrong_shape_is_named_and_the_model_does_not_fit(folders, doctor, gpus, tmp_path):
+    gpus(1)
+    shard = shard_of(folders[0], NORM)
+    damaged(folders[0], tmp_path, shard, lambda tensors: tensors | {NORM: tensors[NORM][1:].clone()})
+    status, facts = doctor("--model", tmp_path)
+    assert (status, facts["fits"]) == (1, False)
+    assert facts["verdict"] == f"does not load: {tmp_path / shard}: {NORM}: expected shape [32], got [31]"
 
 
 @pytest.mark.parametrize(
