@@ -402,6 +402,7 @@ extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
   if (warp == 0) factors[lane_id()] = factor;
   for (int u = threadIdx.x; u < UNITS; u += DOWN_THREADS) zeros[u] = uint4{};
   grid_dependency_wait();
+  grid_dependency_launch();
   uint4 copied[COPIES];
   const int held = num_picks * UNITS + num_rows * DENSE_UNITS;
 #pragma unroll
