@@ -360,7 +360,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
   }
 }
 
-// A block adds up 8 * SUM_THREADS features of one row.
+// A block adds up 8 * SUM_THREADS features of one row. All parts of AT_ONCE picks are under way together: loads to
+// registers would wait for one another, as ptxas puts sums between them.
 constexpr int SUM_THREADS = 128;
 extern "C" __global__ __launch_bounds__(SUM_THREADS) void moe_many_sum(
     const Scalar* parts,    // [T, top_k, MODEL_WIDTH]; that of a pick without an expert is not read
@@ -369,30 +370,42 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS) void moe_many_sum(
     const Scalar* added,    // [T, MODEL_WIDTH], or null
     Scalar* out,            // [T, MODEL_WIDTH]
     int top_k) {
-  constexpr int EACH = 8;
-  static_assert(MODEL_WIDTH % EACH == 0, "eight features a thread");
+  constexpr int EACH = 8, AT_ONCE = 8;
+  using Values = Vec<Scalar, EACH>;
+  __shared__ Values own[AT_ONCE][SUM_THREADS];  // each thread its own
+  static_assert(MODEL_WIDTH % (EACH * WARP) == 0, "whole warps");
   grid_dependency_wait();
   grid_dependency_launch();
   const i64 row = blockIdx.x;
   const int feature = (blockIdx.y * SUM_THREADS + threadIdx.x) * EACH;
   if (feature >= MODEL_WIDTH) return;
   float sum[EACH] = {};
-#pragma unroll 4
-  for (int s = 0; s < top_k; ++s) {
-    if (static_cast<u32>(load_fresh(expert_ids + row * top_k + s)) >= NUM_EXPERTS) continue;
-    const float weight = load_fresh(weights + row * top_k + s);
-    const Scalar* from = parts + (row * top_k + s) * MODEL_WIDTH + feature;
-    const auto part = load_fresh(reinterpret_cast<const Vec<Scalar, EACH>*>(from));
+  Values more = {};
+  if (added) more = load_fresh(reinterpret_cast<const Values*>(added + row * MODEL_WIDTH + feature));
+  for (int first = 0; first < top_k; first += WARP) {  // a lane has a pick
+    const i64 at = row * top_k + first;
+    const bool has = first + lane_id() < top_k;
+    const u32 expert = has ? load_fresh(expert_ids + at + lane_id()) : -1;
+    const float weight = has ? load_fresh(weights + at + lane_id()) : 0.0f;
+    for (int s = 0; s < min(top_k - first, WARP); s += AT_ONCE) {
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) sum[i] = fmaf(weight, to_float(part.data[i]), sum[i]);
+      for (int i = 0; i < AT_ONCE; ++i) {
+        if (__shfl_sync(FULL_MASK, expert, s + i) >= NUM_EXPERTS) continue;
+        copy_async(shared_address(&own[i][threadIdx.x]), parts + (at + s + i) * MODEL_WIDTH + feature);
+      }
+      copy_async_wait_all();
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        if (__shfl_sync(FULL_MASK, expert, s + i) >= NUM_EXPERTS) continue;
+        const Values part = own[i][threadIdx.x];
+        const float its = __shfl_sync(FULL_MASK, weight, s + i);
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) sum[n] = fmaf(its, to_float(part[n]), sum[n]);
+      }
+    }
   }
-  Vec<Scalar, EACH> rounded;
-  if (added) {
-    const auto more = load_fresh(reinterpret_cast<const Vec<Scalar, EACH>*>(added + row * MODEL_WIDTH + feature));
+  Values rounded;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) sum[i] += to_float(more.data[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) rounded[i] = from_float<Scalar>(sum[i]);
+  for (int i = 0; i < EACH; ++i) rounded[i] = from_float<Scalar>(sum[i] + to_float(more[i]));
   store_vec(out + row * MODEL_WIDTH + feature, rounded);
 }
