@@ -12,10 +12,8 @@
 // Two kernels stream the weights (moe_gate_up, moe_down), a third adds up a row's picks in the order of its slots. The
 // shared expert's units stand beside the routed ones. moe_few_rows.cu has the first few rows of narrow INT4 experts.
 // A unit of work is a tile of picks by TILE_FEATURES outputs over all inputs, in SLABS slabs. Blocks take equal runs of
-// slabs, so a unit may be cut: the block that has its first slabs hands its sums over to the one that goes on. That one
-// waits, so the grid is what the multiprocessors hold at once: kernels ahead end by themselves, and the one behind
-// comes when all blocks have begun. NOTE: two such launches at once on one GPU (two streams, processes under MPS) could
-// each hold places that the other's blocks need, and wait for ever.
+// slabs (moe_shares.cuh), so a unit may be cut: the block that has its first slabs hands its sums over to the one that
+// goes on.
 // The stream of a block runs on from unit to unit, STAGES - 1 slabs ahead. Nothing about a row's arithmetic depends on
 // the other rows: the inputs are cut among warps by shape alone, a warp adds up its slabs in their order whoever has
 // them, and partial sums are added in the order of the warps.
@@ -24,8 +22,9 @@
 // INNER_WIDTH I | NUM_EXPERTS E | SHARED_WIDTH, 0 without a shared expert | UP_ROWS, DOWN_ROWS, SHARED_UP_ROWS and
 // SHARED_DOWN_ROWS weight rows of a warp, SHARED_PICKS rows of x that meet the shared expert's at once | UP_STAGES and
 // so on: slabs, in RING_BYTES of shared memory with partial sums | WHOLE_DOWN: `down`'s stages are WHOLE |
-// BLOCKS_PER_SM, which divides the grid, and all of which a multiprocessor has at once
+// BLOCKS_PER_SM, all of which a multiprocessor has at once
 #include "fresh.cuh"
+#include "moe_shares.cuh"
 #include "moe_weights.cuh"
 
 #if PACKED
@@ -64,50 +63,8 @@ struct Block {  // shared memory beside the ring of stages
   List lists[STAGES];  // each unit under way may have its own
 };
 
-// A share of all units' slabs, of which a block takes those from `first` on and before `end`; those behind are the
-// share `next`.
-struct Share {
-  i64 first, end;
-  int next;
-};
-
-// Blocks go round the multiprocessors: those that share one take neighbouring shares, and few units spread over all.
-DEVICE int share_of_block() {
-  const int around = gridDim.x / BLOCKS_PER_SM;
-  return blockIdx.x % around * BLOCKS_PER_SM + blockIdx.x / around;
-}
-
-// Of units that all blocks divide alike.
-template <typename S>
-DEVICE Share equal_share(i64 units) {
-  const int share = share_of_block(), blocks = gridDim.x;
-  return {units * share / blocks * S::SLABS, units * (share + 1) / blocks * S::SLABS, share};
-}
-
-// Of `units` where all blocks have divided `others` alike, each of which counts as `eighths` of a slab. Units are cut
-// if there is half a one or more for each block.
-template <typename S>
-DEVICE Share rest_share(i64 units, i64 others, i64 eighths) {
-  const int share = share_of_block(), blocks = gridDim.x;
-  const int piece = 2 * units < blocks ? S::SLABS : 1;
-  const i64 pieces = units * S::SLABS / piece, room = round_up(others, i64(blocks)) - others;
-  eighths /= piece;
-  // A block with one of the others begins late. It has nothing else where that were less than three quarters of a unit:
-  // the next block would wait for its sums.
-  const i64 least = eighths + 6 * S::SLABS / piece;
-  if (room > 0 && 8 * pieces + eighths * others < least * blocks) eighths = 8 * pieces / room;
-  const i64 all = 8 * pieces + eighths * others;
-  const auto before = [&](i64 n) {
-    return (all * n - eighths * (others * n / blocks) * blocks) / (8 * blocks) * piece;
-  };
-  const i64 end = before(share + 1);
-  int next = share + 1;
-  while (next + 1 < blocks && before(next + 1) == end) ++next;
-  return {before(share), end, next};
-}
-
 // Running sums of a unit that blocks share: the one that has its first slabs gives them to the one that has the next. A
-// block gives before it takes, but where one unit is all it has; so whoever waits does so for shares before its own.
+// block gives before it takes, but where one unit is all it has.
 struct Handover {
   float* sums;  // [blocks, TOTALS / 4, THREADS, 4]
   int* counts;  // [blocks], of warps that gave, then took: the last one to take leaves zero for the next launch
@@ -125,18 +82,19 @@ struct Handover {
   }
 
   template <int TOTALS>
-  DEVICE void take(float (&total)[TOTALS], int share) const {
+  DEVICE void take(float (&total)[TOTALS]) const {
+    int* const count_at = counts + blockIdx.x;
     if (lane_id() == 0) {
       int count;
       do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counts + share) : "memory");
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(count_at) : "memory");
       } while (count < WARPS);
-      if (atomicAdd(counts + share, 1) == 2 * WARPS - 1) counts[share] = 0;
+      if (atomicAdd(count_at, 1) == 2 * WARPS - 1) *count_at = 0;
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < TOTALS; i += 4) {
-      const uint4 v = load_fresh(reinterpret_cast<const uint4*>(at<TOTALS>(share, i)));
+      const uint4 v = load_fresh(reinterpret_cast<const uint4*>(at<TOTALS>(blockIdx.x, i)));
       total[i] = __uint_as_float(v.x);
       total[i + 1] = __uint_as_float(v.y);
       total[i + 2] = __uint_as_float(v.z);
@@ -146,26 +104,9 @@ struct Handover {
 
  private:
   template <int TOTALS>
-  DEVICE float* at(int share, int i) const {
-    return sums + (static_cast<i64>(share) * (TOTALS / 4) + i / 4) * (4 * THREADS) + 4 * threadIdx.x;
+  DEVICE float* at(int block, int i) const {
+    return sums + (static_cast<i64>(block) * (TOTALS / 4) + i / 4) * (4 * THREADS) + 4 * threadIdx.x;
   }
-};
-
-// A share as units, from the last one to the first.
-struct Span {
-  int units = 0, last = 0;
-  int last_end = 0, first_begin = 0;  // slabs of the last unit, which comes first, and those that the first one lacks
-
-  DEVICE Span(const Share& share, int slabs) {
-    if (share.first >= share.end) return;
-    last = (share.end - 1) / slabs;
-    units = last + 1 - static_cast<int>(share.first / slabs);
-    last_end = share.end - static_cast<i64>(last) * slabs;
-    first_begin = share.first % slabs;
-  }
-  // Of the n-th unit.
-  DEVICE int begin(int n) const { return n + 1 == units ? first_begin : 0; }
-  DEVICE int end(int n, int slabs) const { return n == 0 ? last_end : slabs; }
 };
 
 DEVICE int after(int n, int count) { return n + 1 == count ? 0 : n + 1; }
@@ -285,7 +226,7 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
     float total[S::TOTALS] = {};
     int slab = span.begin(n);
     const int end = span.end(n, S::SLABS);
-    if (S::SLABS > 1 && slab > 0) handover.take(total, share_of_block());
+    if (S::SLABS > 1 && slab > 0) handover.take(total);
 #pragma unroll 1
     for (; slab < end; ++slab) {
       copy_async_wait<STAGES - 2>();
