@@ -22,11 +22,16 @@ struct Picks {
 
 template <int NUM, int PICKS>
 struct Tiles {
+  static constexpr int SORTED = NUM > 1 ? HELD : 0;  // picks that `order` has
+
   u16 order[NUM > 1 ? HELD : 1];  // the first HELD picks, expert by expert
   int start[NUM + 1];             // place in `order` of an expert's first pick
   int first[NUM + 1];  // number of an expert's first tile; the last entry is the number of all tiles
   int picks[NUM];
   int warp_sums[WARPS];
+
+  // Whether every pick goes to the only expert.
+  static DEVICE bool everyones(const Picks& all) { return NUM == 1 && !all.expert_ids; }
 
   // All threads of the block.
   DEVICE void build(const Picks& all) {
@@ -34,20 +39,20 @@ struct Tiles {
     constexpr int HELD_BITS = 11;
     static_assert(HELD < 1 << HELD_BITS, "two sums in one");
     for (int e = threadIdx.x; e < NUM; e += THREADS) {
-      picks[e] = all.expert_ids ? 0 : all.count;  // behind the first HELD
+      picks[e] = everyones(all) ? all.count : 0;  // behind the first HELD
       start[e] = 0;                               // picks among the first HELD
     }
     __syncthreads();
-    constexpr int TURNS = NUM > 1 ? HELD / THREADS : 0;
+    constexpr int TURNS = SORTED / THREADS;
     u32 expert[TURNS + 1];
     int place[TURNS + 1];
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
       const int p = i * THREADS + threadIdx.x;
-      expert[i] = all.expert_ids && p < all.count ? load_fresh(all.expert_ids + p) : NUM;
+      expert[i] = p < all.count ? load_fresh(all.expert_ids + p) : NUM;
       if (expert[i] < NUM) place[i] = atomicAdd(&start[expert[i]], 1);
     }
-    for (int p = TURNS * THREADS + threadIdx.x; all.expert_ids && p < all.count; p += THREADS) {
+    for (int p = SORTED + threadIdx.x; !everyones(all) && p < all.count; p += THREADS) {
       const u32 of = load_fresh(all.expert_ids + p);
       if (of < NUM) atomicAdd(&picks[of], 1);
     }
@@ -117,14 +122,14 @@ struct Tiles {
   template <typename Take>
   DEVICE int list(const Picks& all, int expert, int skip, Take take) const {
     const int size = min(picks[expert] - skip, LISTED);
-    if (!all.expert_ids) {
+    if (everyones(all)) {
       for (int n = lane_id(); n < size; n += WARP) take(n, skip + n);
       return size;
     }
     const int held = start[expert + 1] - start[expert];
     for (int n = lane_id(); n < min(size, held - skip); n += WARP) take(n, order[start[expert] + skip + n]);
     int found = held - skip;
-    for (int base = HELD; base < all.count && found < size; base += WARP) {
+    for (int base = SORTED; base < all.count && found < size; base += WARP) {
       const int p = base + lane_id();
       const bool mine = p < all.count && load_fresh(all.expert_ids + p) == expert;
       const u32 votes = __ballot_sync(FULL_MASK, mine);

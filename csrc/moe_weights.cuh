@@ -44,7 +44,7 @@ struct Dense : Format<ROWS, PICKS> {
 template <typename Format_, int INPUTS, int FEATURES_, bool GATED_, int MOST_K_WARPS, bool WHOLE_ = false>
 struct Stage : Format_ {
   using typename Format_::Scale;
-  using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::UNIT_K, Format_::SUM_BYTES;
+  using Format_::INT4, Format_::M_ROWS, Format_::PICKS, Format_::UNIT_K;
   static constexpr int K = INPUTS, FEATURES = FEATURES_;
   static constexpr bool GATED = GATED_, WHOLE = WHOLE_;
   static constexpr float VALUE = INT4 ? INT4_VALUE : 1.0f;  // what 1 in a sum stands for
@@ -68,7 +68,7 @@ struct Stage : Format_ {
   static constexpr int X_AT = WEIGHT_BYTES + (INT4 ? round_up(TILE_ROWS * SCALE_STRIDE, 128) : 0);
   static constexpr int X_UNITS = SLAB * sizeof(Scalar) / 16;
   static constexpr int X_END = X_AT + (STAGED_X ? PICKS * X_UNITS * 16 : 0);
-  static constexpr int BYTES = round_up(X_END > SUM_BYTES ? X_END : SUM_BYTES, 128);
+  static constexpr int BYTES = round_up(X_END, 128);
   static_assert(K % GROUP == 0 && WARP_K >= GROUP, "inputs come in groups of 32");
   static_assert(!WHOLE || (SLABS == 1 && !GATED), "rows of few inputs, whose results go straight from the warps");
   static_assert(UNITS * TILE_ROWS % THREADS == 0, "every thread copies as many units");

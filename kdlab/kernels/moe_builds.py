@@ -152,7 +152,7 @@ def _stage_bytes(
         size += -(-rows * (scale_bytes + (16 if scale_bytes >= 32 else 0)) // 128) * 128
     if narrow:
         size += x_rows * slab * dtype.itemsize
-    return -(-max(size, _sum_bytes(warp_rows, max(x_rows, TILE_PICKS))) // 128) * 128
+    return -(-size // 128) * 128
 
 
 def _sum_bytes(warp_rows: int, picks: int = TILE_PICKS) -> int:

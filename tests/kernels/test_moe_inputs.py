@@ -5,7 +5,8 @@ import torch
 
 from kdlab.kernels import moe_int4 as module
 from kdlab.kernels.moe_int4 import moe_int4
-from tests.kernels.moe_cases import assert_right, new_case
+from tests.kernels.compare import assert_within_budget
+from tests.kernels.moe_cases import assert_right, in_float64, new_case
 
 gpu = pytest.mark.gpu
 
@@ -40,3 +41,16 @@ def test_small_and_large_inputs_that_scales_make_up_for(rows, size):
     case["experts"].gate_up_scale.div_(size)
     case["shared"].gate_up.div_(size)
     assert_right(case)
+
+
+@gpu
+@pytest.mark.parametrize("scale", [torch.bfloat16, None])
+@pytest.mark.parametrize("rows", [3, 17, 130])
+def test_a_set_of_one_expert(rows, scale):
+    case = new_case(rows, scale=scale, num_experts=1, top_k=1, device="cuda")
+    assert_right(case)
+    case["expert_ids"][1:] = -1
+    one = {name: case[name][:1] for name in ("x", "expert_ids", "weights")}
+    out = moe_int4(**case)
+    assert torch.equal(out[1:], torch.zeros_like(out[1:]))
+    assert_within_budget(out[:1], in_float64(case | one), moe_int4(**(case | one), impl="reference"))
