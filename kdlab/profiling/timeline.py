@@ -1,9 +1,10 @@
 """When each kernel of a round ran: torch.profiler's trace of eager and of captured rounds, read launch by launch.
 
 An eager launch belongs to the stage in which the host called for it: the call and its kernel carry the same
-correlation number. A captured round is one call for all its kernels. They run in the order of the eager ones, so when
-the names agree one by one, the stages are taken from there; when they do not, the stages stay empty and a message says
-so. On a machine without a GPU the outermost operations of torch stand for the kernels.
+correlation number. A captured round is one call for all its kernels. Those of one name run in the order of the eager
+ones, also where a graph has branches, so when there are as many of each name, the stages are taken from there; when
+not, the stages stay empty and a message says so. On a machine without a GPU the outermost operations of torch stand for
+the kernels.
 """
 
 import json
@@ -114,12 +115,13 @@ def _traced(
 
 
 def _take_places(rows: Sequence[Row], eager: Sequence[Row], case: str, found: _Timeline) -> None:
-    """Give a graph's launches the stages of the eager ones, if they are the same kernels in the same order."""
+    """Give a graph's launches the stages of the eager ones, if they are the same kernels, equally many of each."""
+    rows, eager = (sorted(launches, key=lambda row: str(row["kernel"])) for launches in (rows, eager))
     if [row["kernel"] for row in rows] == [row["kernel"] for row in eager]:
         for row, other in zip(rows, eager, strict=True):
             row |= {name: other[name] for name in ("stage", "layer", "phase") if name in other}
         return
-    message = f"timeline: {case}: {len(rows)} launches in the graph, {len(eager)} eager ones, not the same in order"
+    message = f"timeline: {case}: {len(rows)} launches in the graph, {len(eager)} eager ones, not the same kernels"
     if f"{message}: no stages" not in found.messages:
         found.messages.append(f"{message}: no stages")
 

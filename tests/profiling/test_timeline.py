@@ -59,13 +59,24 @@ def test_a_graph_takes_the_stages_of_the_eager_kernels_in_the_same_order(gpu_tra
     ]  # fmt: skip
 
 
+def test_branches_of_a_graph_take_their_stages_in_any_order(gpu_traces):
+    attend, merge = "void attend<4>(float*)", "merge"
+    swapped = {attend: merge, merge: attend}
+    gpu_traces([{**event, "name": swapped.get(event["name"], event["name"])} for event in GRAPH])
+    launches, messages = profile_timeline([captured()], PROVENANCE, repeats=2)
+    graph = launches[launches["mode"] == "graph"]
+    assert graph["kernel"].tolist()[:2] == ["merge", "attend"]
+    assert graph["stage"].tolist() == ["", "attention", ""] * 2
+    assert len(messages) == 2
+
+
 def test_a_graph_of_other_kernels_has_no_stages_and_it_is_said(gpu_traces):
     other = [{**event, "name": "another"} if event["name"] == "merge" else event for event in GRAPH]
     gpu_traces(other)
     launches, messages = profile_timeline([captured()], PROVENANCE, repeats=2)
     assert set(launches[launches["mode"] == "graph"]["stage"]) == {""}
     assert messages[-1] == (
-        "timeline: mini: 3 launches in the graph, 3 eager ones, not the same in order: no stages"
+        "timeline: mini: 3 launches in the graph, 3 eager ones, not the same kernels: no stages"
     )
 
 
