@@ -1,8 +1,7 @@
 // csrc/moe_many_plan.cuh: moe_many_plan sorts the picks of many rows by expert and cuts each expert's into tiles.
 //   in   expert_ids [T,k] i32, an id outside 0..NUM_EXPERTS-1 is no expert | x [T,D]
 //   out  order [T k], pick numbers by expert | tiles, their number and that of items taken before them | turned [T,D],
-//        x with the inputs of each group of 32 in the order in which the products take them | activated, silu(gate) *
-//        up of the shared expert's products, for which launches of their own would take longer
+//        x with the inputs of each group of 32 in the order in which the products take them
 //   A tile is at most 8 TILE_EIGHTS picks of one expert; an expert's tiles are about equally wide. The widest come
 //   first: blocks that take them in turns begin with large ones and end with small ones.
 //   test tests/kernels/test_moe_many_rows.py
@@ -69,43 +68,21 @@ DEVICE void turn_rows(const Scalar* x, Scalar* turned, int block, int units) {
   }
 }
 
-// hidden [rows, inner] = silu(gate) * up of products [parts, rows, 2 inner] that add up, gate first; ACTIVATED values a
-// thread.
-constexpr int ACTIVATED = 4;
-DEVICE void activate_rows(const float* products, Scalar* hidden, int block, int values, int inner, int parts) {
-#pragma unroll
-  for (int i = 0; i < ACTIVATED; ++i) {
-    const int at = (block * ACTIVATED + i) * PLAN_THREADS + threadIdx.x;
-    if (at >= values) return;
-    const float* its = products + at + static_cast<i64>(at / inner) * inner;
-    float gate = 0, up = 0;
-#pragma unroll 4
-    for (int part = 0; part < parts; ++part, its += static_cast<i64>(2) * values) {
-      gate += load_fresh(its);
-      up += load_fresh(its + inner);
-    }
-    hidden[at] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
-  }
-}
-
-// The first blocks sort, PLAN_PICKS each, the next ones turn x, the last ones activate. Which place a pick gets among
-// those of its expert differs from run to run, and changes no result: it has its own column of the products.
+// The first blocks sort, PLAN_PICKS each, the others turn x. Which place a pick gets among those of its expert differs
+// from run to run, and changes no result: it has its own column of the products. What comes next may begin at the end
+// only: moe_many_experts, while it waits, would hold the places of the shared expert's products beside this kernel.
 extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
     const i32* expert_ids,   // [T, top_k]
     i32* order,              // [T * top_k]
     Tile* tiles,             // the first one's `expert` is the number of tiles, which follow; its `first` counts items
     const Scalar* x,         // [T, MODEL_WIDTH]
     Scalar* turned,          // the same
-    const float* products,   // [parts, T, 2 * inner] of the shared expert, which add up, or null
-    Scalar* activated,       // [T, inner]
-    int num_picks, int units, int values, int inner, int parts) {
+    int num_picks, int units) {
   __shared__ int picks[NUM_EXPERTS];  // of each expert, of all blocks
   __shared__ int next[NUM_EXPERTS];   // place of this block's next pick of an expert
   __shared__ int wide[TILE_EIGHTS + 1], warp_picks[PLAN_THREADS / WARP];
   grid_dependency_wait();
-  grid_dependency_launch();
-  const int plans = cdiv(num_picks, PLAN_PICKS), turns = cdiv(units, TURNED * PLAN_THREADS), block = blockIdx.x;
-  if (block >= plans + turns) return activate_rows(products, activated, block - plans - turns, values, inner, parts);
+  const int plans = cdiv(num_picks, PLAN_PICKS), block = blockIdx.x;
   if (block >= plans) return turn_rows(x, turned, block - plans, units);
   const int e = threadIdx.x;
   if (e < NUM_EXPERTS) picks[e] = next[e] = 0;
@@ -143,4 +120,5 @@ extern "C" __global__ __launch_bounds__(PLAN_THREADS) void moe_many_plan(
   }
   each_pick(expert_ids, begin, min(begin + PLAN_PICKS, num_picks),
             [&](int pick, u32 expert) { order[atomicAdd(&next[expert], 1)] = pick; });
+  grid_dependency_launch();
 }

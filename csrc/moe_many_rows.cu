@@ -360,6 +360,26 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void moe_many_experts(
   }
 }
 
+// Sums of the shared expert's gate_up, which the library makes in parts: hidden = silu(gate) * up, a value a thread.
+constexpr int ACTIVATE_THREADS = 256;
+extern "C" __global__ __launch_bounds__(ACTIVATE_THREADS) void moe_many_activate(
+    const float* products,  // [parts, T, 2 * inner], which add up; gate first
+    Scalar* activated,      // [T, inner]
+    int values, int inner, int parts) {
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const int at = blockIdx.x * ACTIVATE_THREADS + threadIdx.x;
+  if (at >= values) return;
+  const float* its = products + at + static_cast<i64>(at / inner) * inner;
+  float gate = 0, up = 0;
+#pragma unroll 4
+  for (int part = 0; part < parts; ++part, its += static_cast<i64>(2) * values) {
+    gate += load_fresh(its);
+    up += load_fresh(its + inner);
+  }
+  activated[at] = from_float<Scalar>(__fdividef(gate, 1.0f + expf(-gate)) * up);
+}
+
 // A block adds up 8 * SUM_THREADS features of one row. All parts of AT_ONCE picks are under way together: loads to
 // registers would wait for one another, as ptxas puts sums between them.
 constexpr int SUM_THREADS = 128;

@@ -39,7 +39,7 @@ def find_cut(rows: int, features: int, inputs: int) -> Cut:
     return next(cuts, WHOLE)
 
 
-def library_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
+def library_parts(x: Tensor, weight: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
     """Return products over neighbouring inputs, which add up to x W^T, as cuBLAS makes them in one launch.
 
     For one product of few features cuBLAS makes too few blocks.
@@ -48,33 +48,36 @@ def library_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
         x: [T, K] bfloat16 or float16 on a GPU; rows may be strided.
         weight: [N, K] in x's dtype.
         parts: equal ones, which divide K.
+        out: [parts, T, N] float32 to be written; a new tensor when None.
 
     Returns:
         [parts, T, N] float32.
     """
     rows, columns = (matrix.unflatten(1, (parts, -1)).transpose(0, 1) for matrix in (x, weight))
-    return torch.bmm(rows, columns.mT, out_dtype=torch.float32)
+    return torch.bmm(rows, columns.mT, torch.float32, out=out)
 
 
-def library_linear(x: Tensor, weight: Tensor) -> Tensor:
+def library_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x W^T as cuBLAS makes it, in one launch.
 
     Args:
         x: [T, K] float on a GPU.
         weight: [N, K] in x's dtype.
+        out: [T, N] in x's dtype to be written, contiguous; a new tensor when None.
 
     Returns:
         [T, N] in x's dtype. Parts sum in another order than the whole, as another number of rows does.
     """
     wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if wants_gradient or x.dtype not in MMA_DTYPES or torch.compiler.is_compiling():  # whose rows may be a symbol
-        return F.linear(x, weight)
-    cut = find_cut(len(x), *weight.shape)
+    plain = wants_gradient or x.dtype not in MMA_DTYPES or torch.compiler.is_compiling()  # whose rows may be a symbol
+    cut = WHOLE if plain else find_cut(len(x), *weight.shape)
     if cut == WHOLE:
-        return F.linear(x, weight)
+        return F.linear(x, weight) if out is None else torch.mm(x, weight.mT, out=out)
+    y = x.new_empty(len(x), len(weight)) if out is None else out
     if cut.rows > 1:
-        return torch.bmm(x.unflatten(0, (cut.rows, -1)), weight.mT.expand(cut.rows, -1, -1)).flatten(0, 1)
-    y = x.new_empty(len(x), len(weight))
-    parts = weight.unflatten(0, (cut.features, -1)).mT
-    torch.bmm(x.expand(cut.features, -1, -1), parts, out=y.unflatten(1, (cut.features, -1)).transpose(0, 1))
+        x_parts, y_parts = (matrix.unflatten(0, (cut.rows, -1)) for matrix in (x, y))
+        torch.bmm(x_parts, weight.mT.expand(cut.rows, -1, -1), out=y_parts)
+    else:
+        parts = weight.unflatten(0, (cut.features, -1)).mT
+        torch.bmm(x.expand(cut.features, -1, -1), parts, out=y.unflatten(1, (cut.features, -1)).transpose(0, 1))
     return y

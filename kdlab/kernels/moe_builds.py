@@ -31,8 +31,8 @@ expert's picks fill more than a narrow tile on average."""
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
-the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, whose plan adds up and activates
-shares of its products, and which adds what `skinny_linear` makes of that."""
+the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, beside
+whose kernels torch multiplies for it, on a second stream, and which activates and adds the results."""
 
 
 def moe_path(
@@ -226,7 +226,8 @@ def many_build(
         "RING_BYTES": ring,
     }
     shared = ring + _MANY_TICKETS * (32 + 64 * eights)  # and barriers, and items taken
-    dynamic = (("moe_many_plan", 0), ("moe_many_experts", shared), ("moe_many_sum", 0))
+    sizes = {"plan": 0, "experts": shared, "activate": 0, "sum": 0}
+    dynamic = tuple((f"moe_many_{name}", size) for name, size in sizes.items())
     return jit.Build("moe_many_rows.cu", tuple(defines.items()), jit.HOPPER, dynamic)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kdlab.kernels import jit
 from kdlab.kernels.counters import zero_counters
-from kdlab.kernels.library_linear import library_parts
+from kdlab.kernels.library_linear import library_linear, library_parts
 from kdlab.kernels.moe_builds import (
     MANY_THREADS,
     THREADS,
@@ -19,9 +19,13 @@ from kdlab.kernels.moe_builds import (
     most_tiles,
 )
 from kdlab.kernels.moe_slices import slices_bytes, slices_grid
-from kdlab.kernels.skinny_linear import skinny_linear
+from kdlab.kernels.side_by_side import side_by_side
 
-_PLAN_PICKS, _PLAN_THREADS, _PLAN_TURNS, _SUM_THREADS, _VECTOR = 2048, 1024, 4, 128, 8  # of moe_many_*
+_PLAN_PICKS, _PLAN_THREADS, _PLAN_TURNS, _ACTIVATE_THREADS, _SUM_THREADS, _VECTOR = 2048, 1024, 4, 256, 128, 8
+"""Of the kernels moe_many_*."""
+_FREE = 1
+"""Multiprocessors that moe_many_experts leaves to the shared expert, whose kernels else wait for its first blocks to
+end. On an H200 544 rows took 387 us with none, 382 with one or two, 388 with four; others were level with one."""
 _TILE_WORDS = 4
 
 
@@ -91,27 +95,46 @@ def _run_few(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None)
 
 
 def _run_many(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> Tensor:
-    (num_rows, width), top_k, ids = x.shape, routed.ids.shape[1], routed.ids
+    (num_rows, width), top_k = x.shape, routed.ids.shape[1]
+    added = None
+    if shared is None:
+        parts = _many_parts(build, x, routed)
+    else:
+        products = x.new_empty(_num_shares(num_rows), num_rows, 2 * shared.inner, dtype=torch.float32)
+        activated, added = x.new_empty(num_rows, shared.inner), torch.empty_like(x)
+        with side_by_side(x.device) as aside:
+            with aside:
+                _many_shared(build, x, shared, products, activated, added)
+            parts = _many_parts(build, x, routed, free=_FREE)
+    out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _VECTOR)))
+    sums = (parts, routed.ids, routed.weights, added, out, top_k)
+    _launch(build, "moe_many_sum", grid, *sums, threads=_SUM_THREADS)
+    return out
+
+
+def _many_parts(build: jit.Build, x: Tensor, routed: Routed, free: int = 0) -> Tensor:
+    """Launch what makes the routed experts' results [T k, D] by pick; `free` multiprocessors are left to others."""
+    (num_rows, width), ids, top_k = x.shape, routed.ids, routed.ids.shape[1]
     constants, num_picks, num_experts = dict(build.defines), num_rows * top_k, routed.gate_up.shape[0]
-    order = ids.new_empty(num_picks)
+    order, units = ids.new_empty(num_picks), x.numel() // _VECTOR
     most = most_tiles(num_picks, num_experts, 8 * int(constants["TILE_EIGHTS"]))
     tiles = ids.new_empty(1 + most, _TILE_WORDS)  # their number stands before them
     hidden, parts, turned = x.new_empty(num_picks, routed.inner), x.new_empty(num_picks, width), torch.empty_like(x)
-    inner = 0 if shared is None else shared.inner
-    products = None if shared is None else library_parts(x, shared.gate_up[0], _num_shares(num_rows))
-    activated = None if shared is None else x.new_empty(num_rows, inner)
-    shares = 0 if products is None else len(products)
-    sizes = (num_picks, x.numel() // _VECTOR, num_rows * inner, inner, shares)
-    blocks = -(-num_picks // _PLAN_PICKS) + sum(-(-n // (_PLAN_TURNS * _PLAN_THREADS)) for n in sizes[1:3])
-    inputs = (ids, order, tiles, x, turned, products, activated)
-    _launch(build, "moe_many_plan", blocks, *inputs, *sizes, threads=_PLAN_THREADS)
-    added = None if shared is None or activated is None else skinny_linear(activated, shared.down[0])
+    blocks = -(-num_picks // _PLAN_PICKS) + -(-units // (_PLAN_TURNS * _PLAN_THREADS))
+    inputs = (ids, order, tiles, x, turned, num_picks, units)
+    _launch(build, "moe_many_plan", blocks, *inputs, threads=_PLAN_THREADS)
     matrices = (routed.gate_up, routed.gate_up_scale, routed.down, routed.down_scale)
     args = (turned, tiles, order, *matrices, hidden, parts, top_k)
-    _launch(build, "moe_many_experts", jit.num_sms(x.device), *args, threads=MANY_THREADS)
-    out, grid = torch.empty_like(x), (num_rows, -(-width // (_SUM_THREADS * _VECTOR)))
-    _launch(build, "moe_many_sum", grid, parts, ids, routed.weights, added, out, top_k, threads=_SUM_THREADS)
-    return out
+    _launch(build, "moe_many_experts", jit.num_sms(x.device) - free, *args, threads=MANY_THREADS)
+    return parts
+
+
+def _many_shared(build: jit.Build, x: Tensor, shared: Shared, products: Tensor, activated: Tensor, out: Tensor) -> None:
+    """Launch the shared expert: `out` [T, D] by way of products [shares of D, T, 2 I] f32 and activated [T, I]."""
+    library_parts(x, shared.gate_up[0], len(products), out=products)
+    sizes, blocks = (activated.numel(), shared.inner, len(products)), -(-activated.numel() // _ACTIVATE_THREADS)
+    _launch(build, "moe_many_activate", blocks, products, activated, *sizes, threads=_ACTIVATE_THREADS)
+    library_linear(activated, shared.down[0], out=out)
 
 
 def _num_shares(num_rows: int) -> int:

@@ -227,7 +227,7 @@ CASES = {
     ),
     "many rows": Case(
         many_rows,
-        "moe_many_plan moe_many_experts moe_many_sum",
+        "moe_many_plan moe_many_activate moe_many_experts moe_many_sum",
         "moe_many_rows+DTYPE+SCALE_DTYPE moe_many_rows+DTYPE+SCALE_DTYPE+TILE_EIGHTS",
     ),
     "attention": Case(

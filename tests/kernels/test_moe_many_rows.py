@@ -197,8 +197,9 @@ def test_nothing_is_written_beside_the_outputs():
 
 
 @gpu
-def test_a_graph_follows_its_inputs():
-    case, other = new_case(MANY_ROWS, device="cuda"), new_case(MANY_ROWS, seed=9, device="cuda")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_graph_follows_its_inputs(shared):
+    case, other = (new_case(MANY_ROWS, seed=seed, shared=shared, device="cuda") for seed in (0, 9))
     moe_int4(**case)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -213,3 +214,34 @@ def test_a_graph_follows_its_inputs():
         graph.replay()
         assert torch.equal(first, moe_int4(**case))
         assert torch.equal(second, moe_int4(**(case | {"x": first})))
+
+
+@gpu
+@BOTH
+def test_the_shared_expert_runs_beside_the_others_on_any_stream(num_rows):
+    case = new_case(num_rows, shared=True, device="cuda")
+    want = moe_int4(**case)
+    assert not torch.equal(moe_int4(**{name: value for name, value in case.items() if name != "shared"}), want)
+    torch.cuda.synchronize()
+    outs, streams = [], [torch.cuda.Stream() for _ in range(2)]
+    for _ in range(3):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outs.append(moe_int4(**case))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out in outs)
+
+
+@gpu
+def test_the_host_does_not_wait_and_no_memory_is_taken():
+    case = new_case(MANY_ROWS, shared=True, device="cuda")
+    for _ in range(2):
+        moe_int4(**case)
+    taken = torch.cuda.memory_reserved()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            moe_int4(**case)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_reserved() == taken
