@@ -30,12 +30,35 @@ def test_a_forward_reads_the_published_bytes(rows, gib):
     assert total(stages(rows, drafter=None, context=0)) / 2**30 == pytest.approx(gib, rel=0.006)
 
 
-# A token's products take 63 GFLOP, published, and its absorbed attention 61 * 64 * 2 * (576 + 512) for each key.
+# Of 31.69 billion activated parameters, published, and of absorbed attention for each key.
 @pytest.mark.parametrize(("rows", "context"), [(1, 0), (1, 8192), (33, 2048)])
 def test_a_token_takes_the_published_operations(rows, context):
     flops = sum(stage.cost.flops for stage in stages(rows, drafter=None, context=context).values())
     attention = 61 * 64 * 2 * (576 + 512) * (context + (rows + 1) / 2)
-    assert flops / rows == pytest.approx(63e9 + attention, rel=0.01)
+    assert flops / rows == pytest.approx(2 * 31.69e9 + attention, rel=5e-4)
+
+
+def test_the_drafter_reads_its_published_values_and_its_operations_are_two_of_each():
+    found = stages(9, context=0)
+    twice = 6 * 2 * 1024 * 7168  # keys' and values' weights, for the block and for the context
+    read = found["draft layers"].cost.bytes + found["draft context"].cost.bytes
+    assert read == pytest.approx(2 * (3_479_277_056 + twice), rel=0.003)
+    per_layer = 7168 * (64 + 16) * 128 + 64 * 128 * 7168 + 3 * 7168 * 18432
+    assert found["draft layers"].cost.flops == pytest.approx(2 * 8 * 6 * per_layer, rel=1e-3)
+
+
+def test_what_every_rank_reads_alike_is_counted_stage_by_stage():
+    whole = stages(33, drafter=None)
+    expected = {
+        "norms": whole["norms"].cost.bytes,
+        "q_a and kv_a": 61 * 2 * (2112 * 7168 + 33 * (2112 + 7168)),
+        "attention": 61 * 2 * 576 * (1024 + 33),
+        "router": 60 * (2 * 7168 * (384 + 33) + 8 * 33 * 8),
+        "commit": whole["commit"].cost.bytes,
+    }
+    for ranks in (1, 8):
+        found = {name: stage.replicated for name, stage in stages(33, drafter=None, ranks=ranks).items()}
+        assert {name: nbytes for name, nbytes in found.items() if nbytes} == expected
 
 
 def test_eight_ranks_share_all_but_the_replicated_bytes():
