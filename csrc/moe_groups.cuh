@@ -22,7 +22,13 @@ struct Picks {
 
 template <int NUM, int PICKS>
 struct Tiles {
-  static constexpr int SORTED = NUM > 1 ? HELD : 0;  // picks that `order` has
+  static constexpr int SORTED = NUM > 1 ? HELD : 0, TURNS = SORTED / THREADS;  // picks that `order` has, of a thread
+
+  // A thread's picks among the first SORTED.
+  struct Own {
+    u32 expert[TURNS + 1];
+    int place[TURNS + 1];  // how many of the expert's came before, by chance
+  };
 
   u16 order[NUM > 1 ? HELD : 1];  // the first HELD picks, expert by expert
   int start[NUM + 1];             // place in `order` of an expert's first pick
@@ -33,8 +39,8 @@ struct Tiles {
   // Whether every pick goes to the only expert.
   static DEVICE bool everyones(const Picks& all) { return NUM == 1 && !all.expert_ids; }
 
-  // All threads of the block.
-  DEVICE void build(const Picks& all) {
+  // All threads of the block: where each expert's tiles are. `sort` says which picks these hold.
+  DEVICE Own build(const Picks& all) {
     constexpr int OWN = cdiv(NUM, THREADS);  // neighbouring experts that a thread adds up
     constexpr int HELD_BITS = 11;
     static_assert(HELD < 1 << HELD_BITS, "two sums in one");
@@ -43,32 +49,30 @@ struct Tiles {
       start[e] = 0;                               // picks among the first HELD
     }
     __syncthreads();
-    constexpr int TURNS = SORTED / THREADS;
-    u32 expert[TURNS + 1];
-    int place[TURNS + 1];
+    Own own;
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
       const int p = i * THREADS + threadIdx.x;
-      expert[i] = p < all.count ? load_fresh(all.expert_ids + p) : NUM;
-      if (expert[i] < NUM) place[i] = atomicAdd(&start[expert[i]], 1);
+      own.expert[i] = p < all.count ? load_fresh(all.expert_ids + p) : NUM;
+      if (own.expert[i] < NUM) own.place[i] = atomicAdd(&start[own.expert[i]], 1);
     }
     for (int p = SORTED + threadIdx.x; !everyones(all) && p < all.count; p += THREADS) {
       const u32 of = load_fresh(all.expert_ids + p);
       if (of < NUM) atomicAdd(&picks[of], 1);
     }
     __syncthreads();
-    int sums[OWN], own = 0;
+    int sums[OWN], tiles_and_picks = 0;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       const int e = threadIdx.x * OWN + i;
       if (e < NUM) picks[e] += start[e];
       sums[i] = e < NUM ? cdiv(picks[e], PICKS) << HELD_BITS | start[e] : 0;
-      own += sums[i];
+      tiles_and_picks += sums[i];
     }
-    const int through = warp_sum_through(own);
+    const int through = warp_sum_through(tiles_and_picks);
     if (lane_id() == WARP - 1) warp_sums[warp_id()] = through;
     __syncthreads();
-    int next = through - own;
+    int next = through - tiles_and_picks;
     for (int w = 0; w < warp_id(); ++w) next += warp_sums[w];
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
@@ -84,23 +88,29 @@ struct Tiles {
       start[NUM] = next & ((1 << HELD_BITS) - 1);
     }
     __syncthreads();
+    return own;
+  }
+
+  // All threads of the block. Who came first is chance: picks are put in the order of their numbers, so that all blocks
+  // cut the same tiles.
+  DEVICE void sort(Own own) {
     if (TURNS == 0) return;
-    // Who came first is chance: picks are put in the order of their numbers, so that all blocks cut the same tiles.
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-      if (expert[i] < NUM) order[start[expert[i]] + place[i]] = i * THREADS + threadIdx.x;
+      if (own.expert[i] < NUM) order[start[own.expert[i]] + own.place[i]] = i * THREADS + threadIdx.x;
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-      if (expert[i] >= NUM) continue;
-      place[i] = start[expert[i]];
-      for (int n = start[expert[i]]; n < start[expert[i] + 1]; ++n) place[i] += order[n] < i * THREADS + threadIdx.x;
+      if (own.expert[i] >= NUM) continue;
+      const int begin = start[own.expert[i]], end = start[own.expert[i] + 1];
+      own.place[i] = begin;
+      for (int n = begin; n < end; ++n) own.place[i] += order[n] < i * THREADS + threadIdx.x;
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-      if (expert[i] < NUM) order[place[i]] = i * THREADS + threadIdx.x;
+      if (own.expert[i] < NUM) order[own.place[i]] = i * THREADS + threadIdx.x;
     }
     __syncthreads();
   }

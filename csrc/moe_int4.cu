@@ -111,13 +111,18 @@ struct Handover {
 
 DEVICE int after(int n, int count) { return n + 1 == count ? 0 : n + 1; }
 
-// Where in shared memory the slab behind the one at `stage` lies, in a ring of them. Not in a uniform register: of a
-// lane's place and one ptxas (13.0) makes copies that an H200 refuses as illegal instructions.
+// 0, which ptxas cannot know to be every lane's. Of a lane's place and a uniform register it (13.0) makes copies that an
+// H200 refuses as illegal instructions; what this is added to stays out of such registers.
+DEVICE u32 lanes_zero() {
+  u32 lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane ^ lane_id();
+}
+
+// Where in shared memory the slab behind the one at `stage` lies, in a ring of them.
 template <typename S, int STAGES>
 DEVICE u32 after_slab(u32 stage, u32 ring) {
-  stage = stage + S::BYTES == ring + STAGES * S::BYTES ? ring : stage + S::BYTES;
-  asm volatile("" : "+r"(stage));
-  return stage;
+  return stage + S::BYTES == ring + STAGES * S::BYTES ? ring : stage + S::BYTES;
 }
 
 // Where the copies of a block stand: STAGES - 1 slabs before the products.
@@ -161,7 +166,7 @@ struct Stream {
       expert = at.expert;
       window = needed;
       list = after(list, STAGES);
-      if (WEIGHTS) {
+      if (ROWS) {
         if (warp_id() == 0) list_picks(block.lists[list], expert, window);
         __syncthreads();
       }
@@ -192,9 +197,8 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   static_assert(STAGES >= 2 && SUMS_AT + (S::WHOLE ? 0 : S::SUM_BYTES) <= RING_BYTES, "see the launch");
   extern __shared__ __align__(128) u8 ring[];
   __shared__ Block<NUM, S::PICKS, STAGES> block;
-  u32 shared_ring = shared_address(ring);
-  asm volatile("" : "+r"(shared_ring));  // see after_slab
-  block.tiles.build(picks);
+  const u32 shared_ring = shared_address(ring) + lanes_zero();
+  const auto own = block.tiles.build(picks);
   const Share share = sharing(static_cast<i64>(block.tiles.count()) * S::TILES);
   const Span span(share, S::SLABS);
   const auto list_picks = [&](List& list, int expert, int skip) {  // one warp
@@ -208,10 +212,11 @@ DEVICE void run(const Scalar* x, const void* weights, const void* scales, const 
   };
   Stream<S, NUM, STAGES, decltype(list_picks)> stream{
       static_cast<const u8*>(weights), static_cast<const u8*>(scales), x, block, shared_ring, list_picks, span};
-  // The weights are nobody's output, so their copies begin before x is there.
+  // The weights are nobody's output: their copies begin before x is there, and before it is known whose rows they meet.
   auto early = stream;
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) early.template next<true, false>();
+  block.tiles.sort(own);
   ready();
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; ++i) stream.template next<false, true>();
