@@ -16,8 +16,8 @@ from kdlab.kernels.jit import HOPPER, Build, kernel, num_sms
 _THREADS, _TILE, _LATENT_DIM = 256, 64, 512
 _SHARED_BYTES = {32: 157_696, 64: 231_424}
 """By the keys of a block of keys."""
-_RESERVED_BYTES = 1024
-"""Shared memory of a block that Hopper keeps for itself; static memory comes next, then dynamic."""
+_SM_BYTES, _RESERVED_BYTES = 228 * 1024, 1024
+"""Shared memory of a multiprocessor; what Hopper keeps of a block's for itself, ahead of static and dynamic memory."""
 _PARTIALS = 2
 """Tiles that a block of the persistent grid may share with others: the one it begins with and the one it ends with."""
 _MAX_MAPS = 4096
@@ -37,6 +37,11 @@ _FEW_PAIRS, _SHORT_PAGES = 16, 32
 """Where blocks of 32 keys are quicker: with so many (row, head) pairs and pages at most."""
 FIXED_PARTS = 8
 """Of `fixed_split`: how a tile's keys are split must not depend on how many tiles there are."""
+
+
+def spread_bytes(blocks: int) -> int:
+    """Return the least shared memory of a block of which no more than so many fit a multiprocessor."""
+    return (_SM_BYTES // (blocks + 1) - _RESERVED_BYTES) // 16 * 16 + 16
 
 
 @functools.cache
@@ -180,6 +185,10 @@ def _add_parts(q: Tensor, tensors: tuple[Tensor, ...], division: tuple[int, int,
         pieces, size = 1 << max(_WARPS // shares, 1).bit_length() - 1, 1
         shared_bytes = pieces * shares * (_SHARE_BYTES + slots * _SLOT_BYTES)
     grid = (-(-num_rows * num_heads // 8) * _PIECES // (pieces * size), 1, num_streams)
+    # Blocks that start early pile up on multiprocessors without a part, unless only an equal share has room there.
+    blocks, sms = grid[0] * num_streams, num_sms(q.device)
+    if 2 * blocks > 3 * sms:
+        shared_bytes = max(shared_bytes, spread_bytes(-(-blocks // sms)))
     sizes = (num_streams, num_rows, num_heads, width, most, int(fixed_split), slots)
     program.launch(grid, (32, pieces, shares), *tensors, *sizes, shared_bytes=shared_bytes, overlap=True)
 

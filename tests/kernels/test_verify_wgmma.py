@@ -8,7 +8,7 @@ from kdlab.kernels import counters
 from kdlab.kernels import verify_attention_wgmma as wgmma
 from kdlab.kernels.jit import Build, kernel
 from kdlab.kernels.verify_attention import verify_attention
-from kdlab.kernels.verify_attention_wgmma import block_keys, most_parts, parts_shares
+from kdlab.kernels.verify_attention_wgmma import block_keys, most_parts, parts_shares, spread_bytes
 from tests.kernels.compare import assert_within_budget
 from tests.kernels.verify_cases import SCALE, make_case
 
@@ -25,6 +25,11 @@ def test_blocks_of_keys_are_small_where_few_rows_meet_few_keys():
 
 def test_parts_go_to_few_warps():
     assert [parts_shares(most) for most in (2, 5, 14, 26, 44, 66, 132)] == [1, 2, 4, 4, 6, 9, 16]
+
+
+def test_blocks_that_add_parts_up_are_spread():
+    """A multiprocessor of 228 KB holds as many blocks as asked, each with 1 KB of its own, and no more."""
+    assert [228 * 1024 // (spread_bytes(blocks) + 1024) for blocks in range(1, 33)] == [*range(1, 33)]
 
 
 def test_quick_divisions_are_exact():
