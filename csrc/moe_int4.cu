@@ -111,8 +111,8 @@ struct Handover {
 
 DEVICE int after(int n, int count) { return n + 1 == count ? 0 : n + 1; }
 
-// 0, which ptxas cannot know to be every lane's. Of a lane's place and a uniform register it (13.0) makes copies that an
-// H200 refuses as illegal instructions; what this is added to stays out of such registers.
+// 0, which ptxas cannot know to be every lane's. Of a lane's place and a uniform register it (13.0) makes copies that
+// an H200 refuses as illegal instructions; what this is added to stays out of such registers.
 DEVICE u32 lanes_zero() {
   u32 lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
