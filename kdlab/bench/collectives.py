@@ -126,8 +126,8 @@ def bench_collectives(ranks: Ranks, *, seconds: float = 5.0, progress: Progress 
     Raises:
         UnsupportedDevice: no GPU. ArgumentError: one rank alone, or no time.
     """
-    require_gpu("bench collectives")
     check_float("seconds", seconds, above=0.0)
+    require_gpu("bench collectives")
     if ranks.group is None or ranks.device is None:
         raise ArgumentError("ranks", "several, each on its own GPU", "one alone")
     device = ranks.device

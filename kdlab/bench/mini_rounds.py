@@ -11,6 +11,7 @@ from functools import partial
 import pandas as pd
 
 from kdlab.bench.rounds import Arm, time_rounds
+from kdlab.checks import check_int
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.decode.decoding import Progress
 from kdlab.model.pair import Pair
@@ -28,7 +29,8 @@ _CONTEXT, _G, _RANKS = 1024, 0.8, 8  # of the K2.6 round that stands beside
 
 
 def mini_prompts(each: int = 10) -> PromptSet:
-    """Return the first `each` shipped prompts of every kind, the kinds in turns."""
+    """Return the first `each` shipped prompts of every kind, the kinds in turns; ArgumentError below 1."""
+    check_int("prompts", each, minimum=1)
     files = [load_prompts(DATA / "prompts" / f"{kind}.jsonl").prompts[:each] for kind in KINDS]
     return PromptSet.of(f"mini-{each}", [prompt for turn in zip(*files, strict=True) for prompt in turn])
 

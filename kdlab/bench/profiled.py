@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from kdlab.bench.full_width.point import Point, rounds_at
+from kdlab.bench.full_width.random_pair import check_k26, k26_pair
 from kdlab.bench.full_width.routing import plan_routing
-from kdlab.bench.full_width.suite import k26_pair
 from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, in_turns
 from kdlab.bench.kernels.table import case_words
 from kdlab.bench.mini_rounds import KINDS, mini_prompts
@@ -85,6 +85,9 @@ def profiled_round(
         ArgumentError: what `load_pair`, `kdlab.generate` or the slice refuses.
     """
     check_int("rows", rows, minimum=2)
+    for name, value in (("streams", streams), ("context", context)):
+        check_int(name, value, minimum=1)
+    check_k26(ranks, experts, layers)
     if model == K26:
         require_gpu(f"a round of {K26}")
         here = torch.device("cuda", torch.cuda.current_device())

@@ -59,6 +59,7 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
         _read("--collectives", [arguments.collectives], "all_reduce", "collectives")
     if arguments.read:
         return _tell(arguments, _read("--read", arguments.read, "round", "round"), ())
+    _check(arguments)
     if arguments.gpus > 1:
         require_gpus(arguments.gpus, "bench round")
     if (status := run_on_ranks(arguments, "gpus")) is not None:
@@ -90,6 +91,16 @@ def run_bench_round(arguments: argparse.Namespace) -> int:
     return _tell(arguments, found.rows, found.messages)
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what the benchmark would, before GPUs are looked for and ranks started."""
+    from kdlab.bench.full_width.random_pair import check_k26
+    from kdlab.checks import check_float, check_int
+
+    check_float("--seconds", arguments.seconds, above=0.0)
+    running = check_int("--gpus", arguments.gpus, minimum=1)
+    check_k26(arguments.ranks, arguments.experts, arguments.layers, running=running)
+
+
 def _read(option: str, files: list[str], op: str, benchmark: str) -> "pd.DataFrame":
     """Read the rows of a benchmark, which are known by one of their ops."""
     from kdlab.bench import read_rows
@@ -104,9 +115,10 @@ def _read(option: str, files: list[str], op: str, benchmark: str) -> "pd.DataFra
 
 def run_bench_collectives(arguments: argparse.Namespace) -> int:
     """Time collectives over 2, 4, ... and all of several GPUs; print a line a case."""
-    from kdlab.checks import check_int
+    from kdlab.checks import check_float, check_int
 
     check_int("--gpus", arguments.gpus, minimum=2)
+    check_float("--seconds", arguments.seconds, above=0.0)
     require_gpus(arguments.gpus, "bench collectives")
     if (status := run_on_ranks(arguments, "gpus")) is not None:
         return status

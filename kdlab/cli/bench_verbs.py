@@ -44,11 +44,15 @@ def run_bench_rounds(arguments: argparse.Namespace) -> int:
     import kdlab
     from kdlab.bench import write_rows
     from kdlab.bench.mini_rounds import bench_mini_rounds, mini_prompts, mini_table, verdict_lines
+    from kdlab.checks import check_int
 
+    prompts = mini_prompts(arguments.prompts)
+    for option in ("max_new_tokens", "repeats"):
+        check_int(f"--{option.replace('_', '-')}", getattr(arguments, option), minimum=1)
     pair = kdlab.load_pair(arguments.target, device="cuda", dtype="bfloat16")
     rows = bench_mini_rounds(
         pair,
-        mini_prompts(arguments.prompts),
+        prompts,
         max_new_tokens=arguments.max_new_tokens,
         repeats=arguments.repeats,
         progress=Progress("bench rounds", "decodes"),

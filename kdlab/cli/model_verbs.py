@@ -14,10 +14,12 @@ from kdlab.errors import ArgumentError
 def run_generate(arguments: argparse.Namespace) -> int:
     """Decode prompts and print text and tokens per round."""
     import kdlab
+    from kdlab.decode.methods import check_method
     from kdlab.profiling import nvtx_ranges
 
     _check_width(arguments.method, arguments.width)
-    prompts = _prompts(arguments)
+    check_method(arguments.method, arguments.budget, arguments.width)
+    prompts = _checked_prompts(arguments)
     if (status := run_on_ranks(arguments)) is not None:
         return status
     pair = _pair(arguments)
@@ -51,8 +53,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
 def run_record(arguments: argparse.Namespace) -> int:
     """Record the draft field of prompts into a file."""
     import kdlab
+    from kdlab.checks import check_int
 
-    prompts = _prompts(arguments)
+    check_int("--top-k", arguments.top_k, minimum=1)
+    prompts = _checked_prompts(arguments)
     if (status := run_on_ranks(arguments)) is not None:
         return status
     pair = _pair(arguments)
@@ -112,6 +116,17 @@ def _check_width(method: str, width: int | None) -> None:
         raise ArgumentError("--method beam", "a width; give --width N", "none")
     if method != "beam" and width is not None:
         raise ArgumentError("--width", "--method beam", f"--method {method}")
+
+
+def _checked_prompts(arguments: argparse.Namespace) -> Any:
+    """Read the prompts; what else can be told wrong is, before ranks are started and weights are read."""
+    from kdlab.checks import check_choice
+    from kdlab.decode.settings import check_limits
+    from kdlab.model.ranks import EXPERT_MODES
+
+    check_limits(**_decode_options(arguments))
+    check_choice("--experts", arguments.experts, EXPERT_MODES)
+    return _prompts(arguments)
 
 
 def _prompts(arguments: argparse.Namespace) -> Any:

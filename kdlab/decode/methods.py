@@ -39,6 +39,15 @@ class Method:
     builds_on_gpu: bool
 
 
+def check_method(name: str, budget: int, width: int | None) -> tuple[int, int | None]:
+    """Return budget and width of a method, or raise ArgumentError: what `make_method` checks without a pair."""
+    check_choice("method", name, METHODS)
+    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
+    if (width is not None) != (name == "beam"):
+        raise ArgumentError("width", "a width for method 'beam' and None for the others", f"{width} for {name!r}")
+    return budget, None if width is None else check_int("width", width, minimum=1)
+
+
 def make_method(
     name: str,
     *,
@@ -64,11 +73,7 @@ def make_method(
     Raises:
         ArgumentError: an argument is out of range, or a width comes with another method than "beam".
     """
-    check_choice("method", name, METHODS)
-    budget = check_int("budget", budget, minimum=0, maximum=MAX_BUDGET)
-    if (width is not None) != (name == "beam"):
-        raise ArgumentError("width", "a width for method 'beam' and None for the others", f"{width} for {name!r}")
-    width = None if width is None else check_int("width", width, minimum=1)
+    budget, width = check_method(name, budget, width)
     if top_k is not None:
         top_k = check_int("top_k", top_k, minimum=1, maximum=vocab_size)
     if name == "ar":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -69,21 +70,32 @@ def make_settings(
     op_impl = "reference" if impl == "reference" or pair.dtype == torch.float64 else "auto"
     sizes = {"depth_limit": pair.depth_limit, "vocab_size": vocab_size}
     made = make_method(method, budget=budget, width=width, top_k=top_k, impl=op_impl, **sizes)
-    streams = min(_DEFAULT_STREAMS, num_prompts) if streams is None else check_int("streams", streams, minimum=1)
+    limits = check_limits(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, streams=streams
+    )
     return Settings(
         method=made,
-        max_new_tokens=check_int("max_new_tokens", max_new_tokens, minimum=1),
-        temperature=check_float("temperature", temperature, minimum=0.0),
-        top_p=check_float("top_p", top_p, above=0.0, maximum=1.0),
-        seed=check_int("seed", seed, minimum=0, maximum=2**64 - 1),
+        **limits | {"streams": min(limits["streams"] or _DEFAULT_STREAMS, num_prompts)},
         stop_token_ids=_check_stops(pair, stop_token_ids),
-        streams=min(streams, num_prompts),
         record_experts=bool(record_experts),
         tail=tail,
         impl=impl,
         op_impl=op_impl,
         graph=_check_graph(pair, graph, made, op_impl),
     )
+
+
+def check_limits(
+    *, max_new_tokens: int, temperature: float, top_p: float, seed: int, streams: int | None
+) -> dict[str, Any]:
+    """Return these arguments of `kdlab.generate`, or raise ArgumentError: they can be told wrong without a pair."""
+    return {
+        "max_new_tokens": check_int("max_new_tokens", max_new_tokens, minimum=1),
+        "temperature": check_float("temperature", temperature, minimum=0.0),
+        "top_p": check_float("top_p", top_p, above=0.0, maximum=1.0),
+        "seed": check_int("seed", seed, minimum=0, maximum=2**64 - 1),
+        "streams": None if streams is None else check_int("streams", streams, minimum=1),
+    }
 
 
 def _check_impl(pair: Pair, impl: str) -> None:

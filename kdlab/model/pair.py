@@ -170,8 +170,10 @@ def load_pair(
         ConfigError: a config or tokenizer file asks for what kdlab does not run, or target and drafter do not match.
         CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype.
     """
-    torch_device, torch_dtype = _device(device), _dtype(dtype)
     target_dir, drafter_dir = _directories(target, drafter)
+    check_choice("experts", experts, EXPERT_MODES)
+    check_int("ranks", ranks, minimum=1)
+    torch_dtype, torch_device = _dtype(dtype), _device(device)
     place = _ranks(ranks, experts, torch_device)
     if place.size > 1:
         torch_device = local_device(torch_device)
@@ -199,8 +201,7 @@ def load_pair(
 
 
 def _ranks(ranks: int, experts: str, device: torch.device) -> Ranks:
-    check_choice("experts", experts, EXPERT_MODES)
-    if check_int("ranks", ranks, minimum=1) == 1:
+    if ranks == 1:
         return ONE_RANK
     joined = init_ranks(device, experts)
     if joined.size != ranks:

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from kdlab.bench import timing
-from kdlab.bench.kernels.suite import HEADS, OPS
+from kdlab.bench.kernels.suite import HEADS, OPS, check_some
 from kdlab.bench.profiled import K26, MINI, profiled
 from kdlab.checks import check_choice, check_float, check_int
 from kdlab.errors import ArgumentError, KdlabError
@@ -95,6 +95,8 @@ def profile_kernels(
 
     They are counted, and timed where that cannot be done or `only` asks for it.
     """
+    check_some("ops", ops, OPS)
+    check_some("heads", heads, HEADS)
     options = {"subject": "kernels", "ops": list(ops), "heads": list(heads)}
     limits = _limits(only, 1, False, seconds, tell)
     counted = _try("counters", [options], limits)

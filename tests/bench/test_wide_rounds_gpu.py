@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kdlab.bench.full_width.point import Rounds
-from kdlab.bench.full_width.suite import k26_pair
+from kdlab.bench.full_width.random_pair import k26_pair
 from kdlab.decode.settings import make_settings
 from kdlab.kernels import jit
 from kdlab.model.ranks import Ranks

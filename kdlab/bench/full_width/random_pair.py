@@ -1,17 +1,21 @@
 """A pair at given shapes with random weights, made on the device: a round costs the same whatever their values."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kdlab.checks import check_int
 from kdlab.config import INT4_GROUP, DrafterConfig, TargetConfig
 from kdlab.model.drafter import Drafter
 from kdlab.model.ids_only import TokenIdsOnly
 from kdlab.model.layers import Part
 from kdlab.model.pair import Pair
-from kdlab.model.ranks import Ranks
+from kdlab.model.ranks import EXPERT_MODES, Ranks
 from kdlab.model.target import Target
+from kdlab.paths import K26_SHAPES
 
 _INT4_SPREAD = 4.6  # standard deviation of whole numbers drawn evenly from -8..7
 
@@ -56,6 +60,40 @@ def random_pair(
         device=device,
         dtype=dtype,
     )
+
+
+def k26_configs(layers: int | None) -> tuple[TargetConfig, DrafterConfig]:
+    """Return the constants of Kimi K2.6 and its drafter, of all layers or the first `layers`."""
+    target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
+    if layers is None:
+        return target, drafter
+    check_int("layers", layers, minimum=1, maximum=target.num_hidden_layers)
+    taps = tuple(layer * (layers - 1) // (target.num_hidden_layers - 1) for layer in drafter.target_layer_ids)
+    return (
+        replace(target, num_hidden_layers=layers),
+        replace(drafter, num_target_layers=layers, target_layer_ids=taps),
+    )
+
+
+def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
+    """Return a rank's slice of Kimi K2.6 and its drafter with random weights, see `k26_configs`."""
+    return random_pair(*k26_configs(layers), ranks=ranks, device=device)
+
+
+def check_k26(ranks: int, experts: str | None, layers: int | None, *, running: int = 1) -> None:
+    """Raise ArgumentError for a slice that `k26_pair` would refuse, without a GPU: before one is looked for.
+
+    Args:
+        ranks, layers: of `k26_pair`.
+        experts: how they are split; None takes both ways.
+        running: of the ranks.
+    """
+    check_int("ranks", ranks, minimum=running)
+    target, drafter = k26_configs(1 if layers is None else layers)
+    for split in EXPERT_MODES if experts is None else (experts,):
+        shared: dict[str, Any] = {"dtype": torch.bfloat16, "ranks": Ranks.slice_of(0, ranks, split)}
+        Target(target, device=torch.device("meta"), packed=target.experts_int4, **shared)
+        Drafter(drafter, device=torch.device("meta"), **shared)
 
 
 def _fill(name: str, part: Part, generator: torch.Generator) -> None:

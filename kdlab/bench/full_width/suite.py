@@ -4,7 +4,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -12,17 +12,15 @@ import torch
 
 from kdlab.bench.collectives import RECORDED
 from kdlab.bench.full_width.point import Measured, NoRoom, Point, measure
-from kdlab.bench.full_width.random_pair import random_pair
+from kdlab.bench.full_width.random_pair import check_k26, k26_pair
 from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, state_columns
 from kdlab.bench.timing import require_gpu
-from kdlab.checks import check_float, check_int
-from kdlab.config import DrafterConfig, TargetConfig
+from kdlab.checks import check_float
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.machine import gpu_state, link_facts
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
-from kdlab.paths import K26_SHAPES
 from kdlab.provenance import run_provenance
 from kdlab.study.collectives import MODELLED, AllReduce, collectives_us, fit_all_reduce
 from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
@@ -133,8 +131,9 @@ def bench_round(
         torch.OutOfMemoryError: on real ranks, no room inside a round, where the others are.
         ArgumentError: ranks do not divide the model, or an argument is out of range.
     """
-    require_gpu("bench round")
+    check_k26(ranks, experts, layers, running=1 if running is None else running.size)
     end = time.monotonic() + check_float("seconds", seconds, above=0.0)
+    require_gpu("bench round")
     all_reduce = fit_all_reduce(read_rows(RECORDED)) if RECORDED.exists() else MODELLED
     device = torch.device("cuda", torch.cuda.current_device())
     run = _Run(end, measure_ceilings(), all_reduce, device, progress, keep)
@@ -221,17 +220,6 @@ class _Run:
             if self.keep is not None and time.monotonic() - self.kept_at >= _KEEP_S:
                 self.keep(self.table())
                 self.kept_at = time.monotonic()
-
-
-def k26_pair(ranks: Ranks, layers: int | None, device: torch.device) -> Pair:
-    """Return a rank's slice of Kimi K2.6 and its drafter with random weights, of all layers or the first `layers`."""
-    target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
-    if layers is not None:
-        check_int("layers", layers, minimum=1, maximum=target.num_hidden_layers)
-        taps = tuple(layer * (layers - 1) // (target.num_hidden_layers - 1) for layer in drafter.target_layer_ids)
-        target = replace(target, num_hidden_layers=layers)
-        drafter = replace(drafter, num_target_layers=layers, target_layer_ids=taps)
-    return random_pair(target, drafter, ranks=ranks, device=device)
 
 
 def _rows(

@@ -12,11 +12,11 @@ from kdlab.bench.kernels.case import Arm, Case, Inputs
 from kdlab.bench.kernels.ceilings import measure_ceilings
 from kdlab.bench.kernels.goals import GOAL_GPU
 from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM, Row, bound_rows, ceiling_row, error_row, time_row, to_frame
-from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, checks_of, in_turns
+from kdlab.bench.kernels.suite import HEADS, OPS, cases_of, check_some, checks_of, in_turns
 from kdlab.bench.rows import state_columns
 from kdlab.bench.timing import Call, Pass, make_pass, require_gpu, rotations, sample, stays_in_cache
-from kdlab.checks import check_choice, check_float
-from kdlab.errors import ArgumentError, KdlabError
+from kdlab.checks import check_float
+from kdlab.errors import KdlabError
 from kdlab.kernels.builds import all_builds
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit import Build, arch_of, compile_all, looking_once
@@ -82,8 +82,8 @@ def bench_kernels(
         ArgumentError: an unknown op or number of heads.
     """
     seconds = check_float("seconds", seconds, above=0.0)
-    _check_chosen("ops", ops, OPS)
-    _check_chosen("heads", heads, HEADS)
+    check_some("ops", ops, OPS)
+    check_some("heads", heads, HEADS)
     require_gpu("bench kernels")
     begin, device = time.monotonic(), torch.device("cuda")
     run = _Run(begin + seconds, whole=seconds >= WHOLE_SECONDS)
@@ -110,13 +110,6 @@ def bench_kernels(
 def _is_timed(build: Build, arch: str) -> bool:
     """Only bfloat16 is timed; builds without a data type serve all."""
     return arch in build.archs and dict(build.defines).get("DTYPE", _DTYPE_BF16) == _DTYPE_BF16
-
-
-def _check_chosen(name: str, chosen: Sequence[object], known: Sequence[object]) -> None:
-    if isinstance(chosen, str) or not chosen:
-        raise ArgumentError(name, "some of " + ", ".join(map(str, known)), chosen or "none")
-    for value in chosen:
-        check_choice(name, value, known)
 
 
 def _raise_fault(where: str) -> None:

@@ -5,6 +5,8 @@ from itertools import zip_longest
 
 from kdlab.bench.kernels import attention_cases, cache_cases, layer_cases, logits_cases, moe_cases, tree_cases
 from kdlab.bench.kernels.case import EXPERT_WIDTH, Case
+from kdlab.checks import check_choice
+from kdlab.errors import ArgumentError
 
 HEADS = (64, 8)
 """All heads of Kimi K2.6, and those of one rank of 8."""
@@ -37,6 +39,14 @@ def cases_of(op: str, heads: tuple[int, ...]) -> list[Case]:
 def in_turns(lists: Iterable[Sequence[Case]]) -> list[Case]:
     """Return the first of each list, the second of each, and so on: where time runs out, the start of all is done."""
     return [case for turn in zip_longest(*lists) for case in turn if case is not None]
+
+
+def check_some(name: str, chosen: Sequence[object], known: Sequence[object]) -> None:
+    """Raise ArgumentError unless `chosen` are some of `known`."""
+    if isinstance(chosen, str) or not chosen:
+        raise ArgumentError(name, "some of " + ", ".join(map(str, known)), chosen or "none")
+    for value in chosen:
+        check_choice(name, value, known)
 
 
 def checks_of(op: str, heads: tuple[int, ...]) -> list[Case]:
