@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdlab.checks import check_choice, check_float, check_int
-from kdlab.errors import ArgumentError, NotSupported, UnsupportedDevice
+from kdlab.errors import ArgumentError, KdlabError, NotSupported, UnsupportedDevice
 from kdlab.model.rank_watch import RankWatch
 
 EXPERT_MODES = ("tp", "ep")
@@ -202,23 +202,28 @@ class Ranks:
 ONE_RANK = Ranks()
 
 
-def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float = 20.0) -> Ranks:
+def init_ranks(
+    device: torch.device | str, experts: str = "tp", timeout: float = 20.0, start_timeout: float = 300.0
+) -> Ranks:
     """Join the ranks that torchrun started: NCCL for GPUs, gloo for the CPU; again in one process, the same ranks.
 
     Args:
         device: "cuda" takes the GPU of the process's local rank.
         experts: "tp" or "ep".
         timeout: seconds without a sign of life after which a rank counts as dead and ends the others.
+        start_timeout: seconds in which every rank must have made this call.
 
     Raises:
+        KdlabError: a rank did not come in time; it says which.
         ArgumentError: this process was not started as one of several ranks. NotSupported: a GPU by number.
         UnsupportedDevice: fewer GPUs than ranks on this machine.
     """
     check_choice("experts", experts, EXPERT_MODES)
     check_float("timeout", timeout, above=0.0)
+    start_timeout = check_float("start_timeout", start_timeout, above=0.0)
     chosen = local_device(device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    store = None if dist.is_initialized() else _start_group(backend, chosen)
+    store = None if dist.is_initialized() else _start_group(backend, chosen, start_timeout)
     if dist.get_backend() != backend:
         raise ArgumentError("device", f"one for {dist.get_backend()}, over which these ranks talk", str(chosen))
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -233,18 +238,34 @@ def init_ranks(device: torch.device | str, experts: str = "tp", timeout: float =
     return ranks
 
 
-def _start_group(backend: str, device: torch.device) -> dist.Store:
+def _start_group(backend: str, device: torch.device, start_timeout: float) -> dist.Store:
     """Make the group of all ranks, and return the store that they share."""
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=_SLOWEST))
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=start_timeout)))
+    except RuntimeError as error:  # torch's own launchers hold the store themselves, and do not come here
+        raise KdlabError(f"not every rank started within {start_timeout:g} s: {error}") from error
     except ValueError as error:  # one of torchrun's environment variables is missing
         expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
         raise ArgumentError("ranks", expected, "one process alone") from error
     # A second group would take the first one's addresses, which the launcher's store still holds, for its own.
     own = dist.PrefixStore(f"kdlab-{RankWatch.generation}", store)
+    _await_all(own, rank, size, start_timeout)
+    store.set_timeout(_SLOWEST)
     bound = device if device.type == "cuda" else None
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_SLOWEST, device_id=bound)
     return own
+
+
+def _await_all(store: dist.Store, rank: int, size: int, seconds: float) -> None:
+    """Wait until every rank has started: a collective would wait for one that never does as for one that is slow."""
+    signs = [f"rank {one} started" for one in range(size)]
+    store.set(signs[rank], "")
+    try:
+        store.wait(signs, timedelta(seconds=seconds))
+    except RuntimeError as error:
+        late = [one for one, sign in enumerate(signs) if not store.check([sign])]
+        if late:
+            raise KdlabError(f"rank {rank} of {size}: ranks {late} did not start within {seconds:g} s") from error
 
 
 def _meet(store: dist.Store, size: int) -> None:

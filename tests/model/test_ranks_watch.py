@@ -1,18 +1,21 @@
 """The watch over the other ranks: what is no death of theirs, and a second group of one job."""
 
 import os
+import re
 import threading
 import time
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from kdlab.errors import KdlabError
 from kdlab.model import rank_watch
 from kdlab.model import ranks as module
 from kdlab.model.rank_watch import RankWatch
 from kdlab.model.ranks import init_ranks
-from tests.rank_processes import free_port, run_ranks
+from tests.rank_processes import free_port, run_ranks, values_of
 
 PATIENCE_S = 1.0
 
@@ -48,6 +51,26 @@ def test_a_store_that_is_gone_before_all_have_met_is_said(tmp_path):
     lost, other = run_ranks(2, lose_the_store_while_meeting, free_port(), folder=tmp_path)
     assert (lost.exitcode, other.exitcode) == (9, 1), other.said
     assert "rank 0 or the launcher of the ranks is gone" in other.said
+
+
+def start_alone(rank, held, port):
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE=str(held == "launcher"))
+    if rank == 1:
+        return None
+    with pytest.raises(KdlabError) as late:
+        init_ranks("cpu", start_timeout=PATIENCE_S)
+    return str(late.value)
+
+
+@pytest.mark.parametrize(
+    ("held", "named"), [("launcher", r"rank 0 of 2: ranks \[1\] did not"), ("rank 0", "not every rank started")]
+)
+def test_a_rank_that_never_starts_is_named_within_the_time_for_it(held, named, tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    began = time.monotonic()
+    ended = run_ranks(2, start_alone, held, store.port if held == "launcher" else free_port(), folder=tmp_path)
+    assert re.match(named, values_of(ended)[0])
+    assert time.monotonic() - began < 20 * PATIENCE_S
 
 
 class GoneStore:
