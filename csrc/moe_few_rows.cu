@@ -349,8 +349,8 @@ extern "C" __global__ __launch_bounds__(UP_WARPS * WARP) void moe_few_gate_up(
 }
 
 // Grid DOWN_BLOCKS. expert_ids and weights are older than moe_few_gate_up, whose blocks let this kernel start only
-// after they waited for them.
-extern "C" __global__ __launch_bounds__(DOWN_THREADS) void moe_few_down(
+// after they waited for them. One block a multiprocessor is asked for: ptxas had kept to 64 registers and spilled.
+extern "C" __global__ __launch_bounds__(DOWN_THREADS, 1) void moe_few_down(
     const Scalar* hidden,                // as moe_few_gate_up's, which may still write it when this kernel starts
     const i32* expert_ids,               // [T, top_k]
     const float* weights,                // [T, top_k]
