@@ -362,7 +362,10 @@ extern "C" __global__ __launch_bounds__(THREADS) void moe_sum(
       used[i] = s < slots && (s >= top_k || static_cast<u32>(load_fresh(expert_ids + row * top_k + s)) < NUM_EXPERTS);
       weight[i] = s < top_k ? load_fresh(weights + row * top_k + s) : 1.0f;
     }
-    if (first == 0) grid_dependency_wait();  // ids and weights are older than the kernels that this one overlaps
+    if (first == 0) {  // ids and weights are older than the kernels that this one overlaps
+      grid_dependency_wait();
+      grid_dependency_launch();
+    }
     Vec<float, 4> part[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
