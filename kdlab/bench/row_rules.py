@@ -7,7 +7,9 @@ from typing import Any
 from kdlab.column_rules import Rule, finite, is_number, json_object, json_of
 
 _TIMES = ("s", "ms", "us", "ns")
-POINT_METRICS = ("round", "floor", "loop", "row", "stage", "stage floor", "collectives", "slice")
+POINT_METRICS = (
+    "round", "floor", "loop", "row", "stage", "stage floor", "part", "part floor", "collectives", "slice",
+)  # fmt: skip
 """Metrics of rounds at full width, whose case says the point."""
 _COLLECTIVES = ("all_reduce", "all_gather")
 
@@ -32,6 +34,7 @@ _CASES: tuple[tuple[str, Collection[str], Mapping[str, Word]], ...] = (
         "layers": _COUNT, "gpus": _GPUS,
     }),
     ("metric", ("stage", "stage floor"), {"stage": _TEXT}),
+    ("metric", ("part", "part floor"), {"stage": _TEXT, "part": _TEXT}),
     ("op", _COLLECTIVES, {"ranks": _COUNT, "rows": _COUNT, "bytes": _COUNT, "what": _TEXT, "dtype": _DTYPE}),
     ("op", ("all_reduce",), {"width": _COUNT}),
     ("op", ("ceiling",), {"of": _TEXT, "what": _TEXT}),

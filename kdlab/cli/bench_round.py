@@ -160,24 +160,25 @@ def _progress(running: "Ranks | None", name: str, things: str) -> Progress | Non
 
 
 def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[str, ...]) -> int:
-    from kdlab.bench.full_width.table import jumps, point_table, stage_table, verdict_lines
+    from kdlab.bench.full_width.table import jumps, part_table, point_table, stage_table, verdict_lines
 
-    points, stages = point_table(rows), stage_table(rows)
+    points, stages, parts = point_table(rows), stage_table(rows), part_table(rows)
     jumped = jumps(points)
     ranks, verdicts = _rank_table(arguments, points, rows)
     verdicts = [*verdict_lines(points), *verdicts]
     if arguments.json:
-        documents = {"points": points, "stages": stages, "jumps": jumped, "ranks": ranks}
+        documents = {"points": points, "stages": stages, "parts": parts, "jumps": jumped, "ranks": ranks}
         plain = {name: table.astype(object).where(table.notna(), None).to_dict("records")
                  for name, table in documents.items() if table is not None}  # fmt: skip
         print_json(plain | {"verdicts": verdicts, "messages": messages})
         return 0
     print_table([_printed(row) for row in points.to_dict("records")])
     if not stages.empty:
-        slow = stages.groupby("stage")[["us", "floor_us", "over_us"]].mean().sort_values("over_us", ascending=False)
         print("\nstages, mean over the points")
-        print_table([{"stage": name, **{key: f"{value:9.1f}" for key, value in row.items()}} for name, row in
-                     slow.head(12).iterrows()])  # fmt: skip
+        print_table(_mean_lines(stages, ["stage"])[:12])
+    if not parts.empty:
+        print("\nparts of stages by themselves, in their stages' times already")
+        print_table(_mean_lines(parts, ["part", "stage"]))
     if not jumped.empty:
         print("\njumps between neighbouring row counts, in ratios of times and of floors")
         print_table([_printed(row) for row in jumped.to_dict("records")])
@@ -187,6 +188,13 @@ def _tell(arguments: argparse.Namespace, rows: "pd.DataFrame", messages: tuple[s
     for line in [*verdicts, *messages, *_sources(rows)]:
         print(line)
     return 0
+
+
+def _mean_lines(table: "pd.DataFrame", names: list[str]) -> list[dict[str, str]]:
+    """Return printed lines of means by `names`, what loses most first."""
+    means = table.groupby(names)[["us", "floor_us", "over_us"]].mean().sort_values("over_us", ascending=False)
+    lines = means.reset_index().to_dict("records")
+    return [{key: value if key in names else f"{value:9.1f}" for key, value in line.items()} for line in lines]
 
 
 def _sources(rows: "pd.DataFrame") -> list[str]:

@@ -117,6 +117,30 @@ def round_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step
     return tuple(stages)
 
 
+def round_parts(target: TargetConfig, step: Step) -> tuple[tuple[str, Stage], ...]:
+    """Return what stands inside a stage of `round_stages`, as a stage of its own: pairs of that stage's name and it.
+
+    It is counted there already. By itself the shared expert reads and writes its rows as a dense layer does; among the
+    routed experts, whose rows it shares, it has no launches.
+
+    Args:
+        target: constants.
+        step: what is asked.
+
+    Raises:
+        ArgumentError: as `round_stages`.
+    """
+    _check_ranks(target, None, step)
+    rows, width = step.tokens, target.hidden_size
+    norm = add_norm_cost(rows, width)
+    parts = [("norms", Stage("final norm", norm, 1, norm.bytes))]
+    moe = sum(target.is_moe_layer(layer) for layer in range(target.num_hidden_layers))
+    if moe and target.n_shared_experts:
+        inner = target.n_shared_experts * target.moe_intermediate_size // step.ranks
+        parts.append(("experts", Stage("shared expert", _swiglu_cost(rows, width, inner, moe), 2 * moe)))
+    return tuple(parts)
+
+
 def all_reduces(target: TargetConfig, drafter: DrafterConfig | None, step: Step) -> tuple[int, int]:
     """Return how many all-reduces of activations a round makes, and the bytes of them all; (0, 0) on one rank.
 
@@ -145,6 +169,10 @@ def linear_cost(rows: int, inner: int, outer: int, calls: int = 1) -> Cost:
     """Return the cost of `calls` products of [rows, inner] with different weights [outer, inner]."""
     values = inner * outer + rows * (inner + outer)
     return Cost(calls * _VALUE * values, calls * 2 * rows * inner * outer)
+
+
+def _swiglu_cost(rows: int, width: int, inner: int, calls: int) -> Cost:
+    return linear_cost(rows, width, 2 * inner, calls) + linear_cost(rows, inner, width, calls)
 
 
 def _times(cost: Cost, calls: int) -> Cost:
@@ -219,8 +247,7 @@ def _feed_forward_stages(target: TargetConfig, step: Step) -> Iterator[Stage]:
     shared = Cost(_VALUE * values, 2 * values * rows)  # added in the launch of the routed ones, whose rows it shares
     yield Stage("experts", _times(routed + shared, moe), moe)
     inner = target.intermediate_size // step.ranks
-    both = linear_cost(rows, width, 2 * inner, dense) + linear_cost(rows, inner, width, dense)
-    yield Stage("dense layers", both, 2 * dense)
+    yield Stage("dense layers", _swiglu_cost(rows, width, inner, dense), 2 * dense)
 
 
 def _head_stages(target: TargetConfig, drafter: DrafterConfig | None, step: Step) -> Iterator[Stage]:

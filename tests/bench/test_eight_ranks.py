@@ -4,6 +4,7 @@ Models are tiny, rounds run on the CPU, and clocks are the host's. What ranks te
 out together, what is written and what is printed is the commands' own.
 """
 
+import json
 import math
 import os
 import time
@@ -106,6 +107,8 @@ def test_eight_ranks_time_their_rounds_leave_out_what_one_has_no_room_for_and_te
     rows = read_rows(rounds)
     assert set(rows["metric"]) == {"round", "floor", "loop", "row", "slice"}
     assert rows["simulated"].all()
+    facts = json.loads(rows["provenance"].iloc[0])
+    assert (facts["target_config"]["num_hidden_layers"], facts["drafter_config"]["num_target_layers"]) == (2, 2)
     (point,) = point_table(rows).to_dict("records")
     assert (point["rows"], point["gpus"], point["ranks"], point["experts"]) == (TREE.rows, GPUS, GPUS, "ep")
     assert all(math.isfinite(point[name]) for name in ("us", "floor_us", "unrested", "gap"))

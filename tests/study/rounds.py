@@ -7,7 +7,7 @@ from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.study.collectives import LARGE_BYTES, MODELLED, AllReduce
 from kdlab.study.gpus import MEASURED_H200
 from kdlab.study.recorded_rounds import OTHER_STAGE
-from kdlab.study.step_cost import Stage, Step, all_reduces, round_stages
+from kdlab.study.step_cost import Stage, Step, all_reduces, round_parts, round_stages
 from tests.golden.make_parquet_v1 import PROVENANCE
 from tests.study.k26 import DRAFTER, TARGET
 
@@ -65,6 +65,9 @@ def round_rows(
                 us = made_up_us(stage) * (1.0 + noise * draw.normal())
                 staged = case | {"stage": stage.name}
                 found.append(bench_row("round", "stage", "us", case=staged, samples=[us, us], **columns))
+            for inside, part in round_parts(TARGET, step):
+                us, cased = made_up_us(part), case | {"stage": inside, "part": part.name}
+                found.append(bench_row("round", "part", "us", case=cased, samples=[us, us], **columns))
     return rows_frame(found)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kdlab.errors import ArgumentError
 from kdlab.study.experts import distinct_experts
-from kdlab.study.step_cost import Step, all_reduces, rank_weights, round_stages
+from kdlab.study.step_cost import Step, all_reduces, rank_weights, round_parts, round_stages
 from tests.study.k26 import DRAFTER, EXPERTS, TARGET
 
 H200 = {"bytes_per_s": 4.2e12, "flops_per_s": 7.8e14, "launch_us": 1.1}
@@ -70,6 +70,26 @@ def test_eight_ranks_share_all_but_the_replicated_bytes():
     shared = total(whole) - sum(stage.replicated for stage in whole.values())
     kept = sum(stage.replicated for stage in rank.values())
     assert total(rank) == pytest.approx(shared / 8 + kept, rel=0.02)
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(1, "tp"), (8, "tp"), (8, "ep")])
+def test_parts_of_stages_are_the_last_norm_and_the_shared_expert_over_all_layers(ranks, experts):
+    found = {part.name: (inside, part) for inside, part in round_parts(TARGET, step(33, ranks=ranks, experts=experts))}
+    whole = stages(33, ranks=ranks, experts=experts)
+    inside, norm = found["final norm"]
+    assert (inside, norm.launches, norm.cost.bytes) == ("norms", 1, 2 * 7168 * (4 * 33 + 1))
+    inside, shared = found["shared expert"]
+    inner, rows = 2048 // ranks, 33
+    assert (inside, shared.launches) == ("experts", 2 * 60)
+    assert shared.cost.flops == 60 * 2 * rows * 3 * 7168 * inner
+    assert shared.cost.bytes == 60 * 2 * (3 * 7168 * inner + rows * (2 * 7168 + 3 * inner))
+    assert all(part.cost.bytes < whole[inside].cost.bytes for inside, part in found.values())
+
+
+def test_a_model_without_shared_experts_has_no_such_part():
+    for changes in ({"n_shared_experts": 0}, {"num_hidden_layers": TARGET.first_k_dense_replace}):
+        parts = round_parts(replace(TARGET, **changes), step(9))
+        assert [part.name for _, part in parts] == ["final norm"]
 
 
 def test_weights_of_a_rank_are_about_a_tenth_of_published():

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from kdlab.bench.full_width.parts import part_work
 from kdlab.bench.full_width.routing import plan_routing
 from kdlab.bench.segments import Chain, record_segments
 from kdlab.bench.timing import Pass, sample, times_us
@@ -59,6 +60,7 @@ class Measured:
     loop_us: float  # a round in the engine's loop of launch, copy to the host and read
     row_us: float  # a round of several launched one behind the other, and nothing else
     stages: dict[str, list[float]]  # each alone, with all its calls; empty where they were not asked for
+    parts: dict[str, list[float]]  # of stages, each by itself, see `part_work`; they are in their stages' times already
     alone: list[float]  # of several GPUs: the round without its collectives, of the slowest rank
 
     @property
@@ -73,7 +75,7 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1, sta
     Args:
         pair: of `random_pair`.
         point: what is asked; one row is AR, more are DDTree.
-        stages: time every stage alone too, on one GPU.
+        stages: time every stage alone too, and parts of two, on one GPU.
         seconds: for the round.
         stage_seconds: for each stage.
 
@@ -83,6 +85,7 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1, sta
     """
     (one, step), ranks = _where_all_have_room(pair.ranks, partial(rounds_at, pair, point)), pair.ranks
     by_stage = one.stages(stage_seconds) if stages else {}
+    by_part = one.stages_of(part_work(pair.target, step.tokens), stage_seconds) if stages else {}
     whole = one.whole(seconds, ranks)
     turns = max(_FEWEST_TURNS, min(_MOST_TURNS, int(_STRETCH_US / min(whole))))
     loop_us, row_us = ranks.largest(one.loop_us(turns))
@@ -90,7 +93,7 @@ def measure(pair: Pair, point: Point, *, stages: bool, seconds: float = 0.1, sta
     if ranks.group is not None:
         with without_collectives(pair):
             alone = one.whole(seconds, ranks)
-    return Measured(point, step, whole, loop_us, row_us, by_stage, alone)
+    return Measured(point, step, whole, loop_us, row_us, by_stage, by_part, alone)
 
 
 def _where_all_have_room(ranks: Ranks, make: Callable[[], T]) -> T:
@@ -177,8 +180,12 @@ class Rounds:
     def stages(self, seconds: float) -> dict[str, list[float]]:
         """Return the samples of every stage, in the round's order."""
         self.place()
-        self.round.run()
-        segments, found = record_segments(self.round.run), {}
+        return self.stages_of(self.round.run, seconds)
+
+    def stages_of(self, work: Callable[[], object], seconds: float) -> dict[str, list[float]]:
+        """Return the samples of every stage of a call, in its order."""
+        work()
+        segments, found = record_segments(work), {}
         for name in segments.stages():
             self.place()
             segments.replay(until=name)

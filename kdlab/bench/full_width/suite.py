@@ -3,7 +3,7 @@
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,14 @@ from kdlab.bench.kernels.ceilings import Ceilings, measure_ceilings
 from kdlab.bench.rows import bench_row, read_rows, rows_frame, state_columns
 from kdlab.bench.timing import require_gpu
 from kdlab.checks import check_float
+from kdlab.config import TargetConfig
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.machine import gpu_state, link_facts
 from kdlab.model.pair import Pair
 from kdlab.model.ranks import Ranks
 from kdlab.provenance import run_provenance
 from kdlab.study.collectives import MODELLED, AllReduce, collectives_us, fit_all_reduce
-from kdlab.study.step_cost import LAUNCH_US, Stage, round_stages
+from kdlab.study.step_cost import LAUNCH_US, Stage, round_parts, round_stages
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128)
 _FEW_ROWS = (1, 8, 17, 33, 65)
@@ -146,7 +147,8 @@ def bench_round(
         pair = k26_pair(place, layers, device)
         provenance = run_provenance(
             device=device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
-            drafter_sha256=pair.drafter_sha256, ranks=ranks, experts=split, graph="graph", impl="auto",
+            drafter_config=None if pair.drafter is None else pair.drafter.config, drafter_sha256=pair.drafter_sha256,
+            ranks=ranks, experts=split, graph="graph", impl="auto",
             gpus=ranks - place.missing, **({} if running is None else link_facts(device)),
         )  # fmt: skip
         run.time(pair, wanted, provenance)
@@ -227,8 +229,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     config = pair.target.config
     drafter = None if found.point.rows == 1 or pair.drafter is None else pair.drafter.config
-    stages = {stage.name: stage for stage in round_stages(config, drafter, found.step)}
-    floors = {name: _floor_us(stage, ceilings) for name, stage in stages.items()}
+    floors = {stage.name: _floor_us(stage, ceilings) for stage in round_stages(config, drafter, found.step)}
     columns: dict[str, Any] = {
         "provenance": provenance,
         "simulated": True,
@@ -254,12 +255,23 @@ def _rows(
         us = collectives_us(config, drafter, found.step, all_reduce=all_reduce)
         note = all_reduce.source(found.step.ranks)
         rows.append(bench_row("round", "collectives", "us", case=case, value=us, note=note, **columns))
-    for name, samples in found.stages.items():
-        staged = case | {"stage": name}
-        rows.append(bench_row("round", "stage", "us", case=staged, samples=samples, **columns))
-        if name in floors:
-            rows.append(bench_row("round", "stage floor", "us", case=staged, value=floors[name], **columns))
+    for metric, words, samples, floor in _alone(config, found, floors, ceilings):
+        rows.append(bench_row("round", metric, "us", case=case | words, samples=samples, **columns))
+        if floor is not None:
+            rows.append(bench_row("round", f"{metric} floor", "us", case=case | words, value=floor, **columns))
     return rows
+
+
+def _alone(
+    config: TargetConfig, found: Measured, floors: dict[str, float], ceilings: Ceilings
+) -> Iterator[tuple[str, dict[str, str], list[float], float | None]]:
+    """Yield metric, words of the case, samples and floor of every stage and part of one that was timed."""
+    for name, samples in found.stages.items():
+        yield "stage", {"stage": name}, samples, floors.get(name)
+    parts = {part.name: (inside, part) for inside, part in round_parts(config, found.step)}
+    for name, samples in found.parts.items():
+        inside, part = parts[name]
+        yield "part", {"stage": inside, "part": name}, samples, _floor_us(part, ceilings)
 
 
 def _floor_us(stage: Stage, ceilings: Ceilings) -> float:

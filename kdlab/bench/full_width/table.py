@@ -1,4 +1,4 @@
-"""Tables of the full-width benchmark: one line a point with its goal, one line a stage."""
+"""Tables of the full-width benchmark: one line a point with its goal, one a stage, one a part of a stage."""
 
 import json
 
@@ -54,10 +54,20 @@ def point_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def stage_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one line a point and stage: KEYS, stage, us, floor_us (0 for what no floor asks for) and over_us."""
-    table = with_case(rows)
-    keys = [*KEYS, "stage"]
-    found = table[table["metric"] == "stage"].set_index(keys)[["value"]].rename(columns={"value": "us"})
-    found["floor_us"] = table[table["metric"] == "stage floor"].set_index(keys)["value"]
+    return _over_floors(with_case(rows), "stage", [*KEYS, "stage"])
+
+
+def part_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a point and part of a stage, timed by itself: KEYS, part, stage, us, floor_us and over_us.
+
+    A part is in the time and the floor of the stage that it names, and in no sum beside it.
+    """
+    return _over_floors(with_case(rows), "part", [*KEYS, "part", "stage"])
+
+
+def _over_floors(table: pd.DataFrame, metric: str, keys: list[str]) -> pd.DataFrame:
+    found = table[table["metric"] == metric].set_index(keys)[["value"]].rename(columns={"value": "us"})
+    found["floor_us"] = table[table["metric"] == f"{metric} floor"].set_index(keys)["value"]
     found["floor_us"] = found["floor_us"].fillna(0.0)
     found["over_us"] = found["us"] - found["floor_us"]
     return found.reset_index()
@@ -107,7 +117,7 @@ def _host_line(points: pd.DataFrame) -> str:
 
 
 def with_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of rounds with a column for each word of their cases; without a word, of one GPU and no stage.
+    """Return the rows of rounds with a column for each word of their cases: of one GPU, no stage, no part without.
 
     Raises:
         ArgumentError: there are none, or one is there twice.
@@ -115,10 +125,10 @@ def with_case(rows: pd.DataFrame) -> pd.DataFrame:
     own = rows[(rows["op"] == "round") & rows["metric"].isin(POINT_METRICS)]
     if own.empty:
         raise ArgumentError("rows", "rows of `kdlab bench round`", "none")
-    said_nothing = {"gpus": 1, "stage": ""}
+    said_nothing = {"gpus": 1, "stage": "", "part": ""}
     cases = pd.DataFrame([said_nothing | json.loads(case) for case in own["case"]], index=own.index)
     found = own.drop(columns=[name for name in cases.columns if name in own.columns]).join(cases)
-    twice = found[found.duplicated([*KEYS, "stage", "metric"])]
+    twice = found[found.duplicated([*KEYS, "stage", "part", "metric"])]
     if len(twice):
         raise ArgumentError("rows", "each time once", f"{twice['metric'].iloc[0]} of {twice['case'].iloc[0]} twice")
     return found
