@@ -23,11 +23,13 @@ _FEW_FEATURES = 56  # of a block of `down`: 128 blocks at D = 7168, nearly all m
 _LARGE_BYTES, _LARGE = 232_448, ("sm_90a", "sm_100a")  # shared memory of a block at most, and who has so much
 _MANY_PANEL_ROWS, _MANY_SLAB, _MANY_TICKETS = 256, 256, 16  # of moe_many_rows.cu
 MANY_THREADS = 640
-MANY_ROWS, WIDE_ROWS = 73, 1153
-"""From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper), and by its wide tiles. On an
-H200, with k = 8 of 384 experts (a slice of 8, and the shared one), `rows` and `many` both take 187 us at 72 rows, 201
-and 192 at 80, 253 and 236 at 128; of 48 whole experts 191 and 201 at 65, 228 and 222 at 96. From 1,153 rows on an
-expert's picks fill more than a narrow tile on average."""
+MANY_ROWS, MANY_ROWS_WHOLE, WIDE_ROWS = 68, 80, 1153
+"""From so many rows on experts that have a `many_build` run by moe_many_rows.cu (Hopper): narrow ones, of which
+moe_slices takes up to 67 rows, and wider ones; and by its wide tiles. On an H200, with k = 8 of 384 experts (a slice of
+8, and the shared one), `slices` takes 163 us at 67 rows and `many` 173, `rows` 194 at 72 and `many` 176; of 48 whole
+experts `rows` and `many` take 192 and 199 us at 73, 202 both at 80, 218 and 208 at 88. From 1,153 rows on an expert's
+picks fill more than a narrow tile on average."""
+_NARROW = 256
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
@@ -65,7 +67,8 @@ def moe_path(
         few = few_build(dtype, scale, *shape, shared)
         if few is not None and arch in few.archs:
             return "few", (few,)
-    if num_rows >= MANY_ROWS and scale is not None and arch in jit.HOPPER:
+    many_rows = MANY_ROWS if inner <= _NARROW else MANY_ROWS_WHOLE
+    if num_rows >= many_rows and scale is not None and arch in jit.HOPPER:
         many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
         if many is not None:
             return "many", (many,)

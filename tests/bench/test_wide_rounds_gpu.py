@@ -17,9 +17,9 @@ LAYERS, CONTEXT = 3, 190  # a dense layer and two of experts
 SHARD = 163_840 // 8  # tokens that the rank's embedding holds
 # Rows and streams, on both sides of where ops take other kernels.
 SHAPES = {
-    "tp": [(1, 1), (4, 1), (5, 1), (9, 2), (33, 1), (65, 1), (72, 1), (73, 1), (128, 1), (129, 1), (36, 4), (29, 5),
-           (65, 8), (75, 8), (443, 2), (887, 1), (55, 20), (36, 32), (577, 2)],
-    "ep": [(1, 1), (9, 2), (65, 1), (65, 8), (55, 20)],
+    "tp": [(1, 1), (4, 1), (5, 1), (9, 2), (33, 1), (67, 1), (68, 1), (72, 1), (73, 1), (128, 1), (129, 1), (36, 4),
+           (29, 5), (65, 8), (75, 8), (443, 2), (887, 1), (55, 20), (36, 32), (577, 2)],
+    "ep": [(1, 1), (9, 2), (65, 1), (79, 1), (80, 1), (65, 8), (55, 20)],
 }  # fmt: skip
 CASES = [(experts, *shape) for experts, shapes in SHAPES.items() for shape in shapes]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kdlab.kernels import jit
-from kdlab.kernels.moe_builds import MANY_ROWS, WIDE_ROWS, many_build, moe_path, most_tiles
+from kdlab.kernels.moe_builds import MANY_ROWS, MANY_ROWS_WHOLE, WIDE_ROWS, many_build, moe_path, most_tiles
 from kdlab.kernels.moe_int4 import moe_int4
 from tests.kernels.compare import assert_within_budget, guarded_allocations
 from tests.kernels.moe_cases import BF16, F16, F32, assert_right, new_case, one_pick_at_a_time, skipping
@@ -18,11 +18,14 @@ BOTH = pytest.mark.parametrize("num_rows", [MANY_ROWS, WIDE_ROWS])
 # ---- on the CPU ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_rows", [2, MANY_ROWS - 1, MANY_ROWS, WIDE_ROWS - 1, WIDE_ROWS, 2080])
+@pytest.mark.parametrize(
+    "num_rows",
+    [2, MANY_ROWS - 1, MANY_ROWS, MANY_ROWS_WHOLE - 1, MANY_ROWS_WHOLE, WIDE_ROWS - 1, WIDE_ROWS, 2080],
+)
 def test_the_path_of_int4_experts_depends_on_the_number_of_rows(num_rows):
-    for shape in ((7168, 256, 384), (7168, 2048, 48), (256, 128, 24)):
+    for shape in ((7168, 256, 384), (7168, 2048, 48), (256, 384, 5), (256, 128, 24)):
         path, (build, *_) = moe_path(num_rows, 8, BF16, BF16, *shape)
-        assert (path == "many") == (num_rows >= MANY_ROWS)
+        assert (path == "many") == (num_rows >= (MANY_ROWS if shape[1] <= 256 else MANY_ROWS_WHOLE))
         assert (build.file == "moe_many_rows.cu") == (path == "many")
         if path == "many":
             assert build == many_build(BF16, BF16, *shape, wide=num_rows >= WIDE_ROWS)
@@ -107,7 +110,7 @@ def test_every_format(dtype, scale, num_rows):
 
 
 @gpu
-@BOTH
+@pytest.mark.parametrize("num_rows", [MANY_ROWS_WHOLE, WIDE_ROWS])
 @pytest.mark.parametrize(("width", "inner"), WIDTHS, ids=str)
 def test_other_slabs_and_tiles(width, inner, num_rows):
     assert_right(new_case(num_rows, dtype=F16, scale=F16, width=width, inner=inner, num_experts=5, device="cuda"))

@@ -15,8 +15,8 @@ RANK = (7168, 256, 384, 256)
 
 
 def test_which_rows_have_the_kernel():
-    paths = {rows: moe_path(rows, 8, BF16, BF16, *RANK)[0] for rows in (4, 5, 67, 68, MANY_ROWS - 1, MANY_ROWS)}
-    assert list(paths.values()) == ["few", "slices", "slices", "rows", "rows", "many"]
+    paths = {rows: moe_path(rows, 8, BF16, BF16, *RANK)[0] for rows in (4, 5, MANY_ROWS - 1, MANY_ROWS)}
+    assert list(paths.values()) == ["few", "slices", "slices", "many"]
     assert moe_path(9, 8, BF16, BF16, *RANK, arch="sm_80")[0] == "rows"
     assert moe_path(9, 8, BF16, None, *RANK)[0] == "rows"
     assert moe_path(9, 8, F32, BF16, *RANK)[0] == "rows"
