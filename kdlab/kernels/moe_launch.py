@@ -140,10 +140,10 @@ def _many_shared(build: jit.Build, x: Tensor, shared: Shared, products: Tensor, 
 def _num_shares(num_rows: int) -> int:
     """Return into how many parts of its inputs the library cuts the shared expert's gate_up: as measured on an H200.
 
-    With 512 features and K = 7168 it takes 8.5 us at 264 rows, 6.5 in 8 parts; at 1,056 rows 17.2, 17.4 in 8 and 15.0
-    in 4; at 2,080 rows 25.3, and 28.6 in 4.
+    With 512 features and K = 7168 the whole op takes 297 us at 264 rows in 8 parts and 294 in 4, 226 and 225 at 132,
+    382 and 380 at 520; the product alone 15.0 us in 4 parts at 1,056 rows and 17.2 in one, 28.6 and 25.3 at 2,080.
     """
-    return 8 if num_rows <= 400 else 4 if num_rows < WIDE_ROWS else 1
+    return 4 if num_rows < WIDE_ROWS else 1
 
 
 def _gate_up(build: jit.Build, x: Tensor, routed: Routed, shared: Shared | None) -> tuple[Tensor, Tensor | None]:
