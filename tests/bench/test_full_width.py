@@ -182,11 +182,32 @@ def test_running_ranks_refuse_another_split(monkeypatch):
         bench_round(experts="ep", running=Ranks.slice_of(0, 8, "tp"))
 
 
+def assert_parts_are_less_than_their_stages(rows, num_points):
+    parts = part_table(rows)
+    assert set(parts["part"] + " of " + parts["stage"]) == {"final norm of norms", "shared expert of experts"}
+    assert len(parts) == 2 * num_points
+    inside = parts.merge(stage_table(rows), on=["rows", "stage"], suffixes=("", "_of_stage"))
+    assert (inside["us"] > 0.0).all()
+    assert (inside["us"] < inside["us_of_stage"]).all()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("ranks", "experts"), [(8, "tp"), (8, "ep"), (1, "tp")])
-def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(ranks, experts):
+def test_whole_layers_are_measured_on_one_gpu_without_collectives():
+    found = bench_round(ranks=1, experts="tp", layers=2, chosen=[(Point(9, 1, 64, 0.8), True)])
+    assert found.messages == ()
+    rows = found.rows
+    assert set(rows["metric"]) == {"round", "floor", "loop", "row", "collectives", *ALONE}
+    (point,) = point_table(rows).to_dict("records")
+    assert (point["ranks"], point["layers"], point["collectives_us"]) == (1, 2, 0.0)
+    assert point["floor_us"] < point["us"]
+    assert_parts_are_less_than_their_stages(rows, num_points=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("experts", ["tp", "ep"])
+def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):
     chosen = [(Point(1, 1, 64, 1.0), True), (Point(9, 2, 64, 0.8), True)]
-    found = bench_round(ranks=ranks, experts=experts, layers=2, chosen=chosen)
+    found = bench_round(ranks=8, experts=experts, layers=2, chosen=chosen)
     assert found.messages == ()
     rows = found.rows
     assert set(rows["metric"]) == {"round", "floor", "loop", "row", "collectives", *ALONE}
@@ -198,12 +219,7 @@ def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(ranks, experts):
         assert median["floor"] < whole
         assert whole < 1.5 * median["row"]
         assert median["loop"] > 0.0  # no more is sure of a GPU that other tests share
-    parts = part_table(rows)
-    assert set(parts["part"] + " of " + parts["stage"]) == {"final norm of norms", "shared expert of experts"}
-    assert len(parts) == 4
-    inside = parts.merge(stage_table(rows), on=["rows", "stage"], suffixes=("", "_of_stage"))
-    assert (inside["us"] > 0.0).all()
-    assert (inside["us"] < inside["us_of_stage"]).all()
+    assert_parts_are_less_than_their_stages(rows, num_points=2)
     named = rows.loc[(rows["metric"] == "stage") & (rows["rows"] == 9), "case"].str.extract('"stage": "([^"]+)"')[0]
     assert {"experts", "attention", "tree_build", "draft_topk", "commit", "lm_head", "other"} <= set(named)
 
