@@ -57,6 +57,12 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ArgumentError(name, "one of " + ", ".join(map(repr, choices)), repr(value))
 
 
+def check_float_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raise ShapeError unless `tensor` holds real floating-point values."""
+    if not tensor.is_floating_point():
+        raise ShapeError(name, "a floating-point dtype", tensor.dtype)
+
+
 def check_integer_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise ShapeError unless `tensor` holds integers; bool is none."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -72,13 +78,18 @@ def check_token_tensor(name: str, tensor: torch.Tensor, *, minimum: int | None =
         check_int(name, low, minimum=-MAX_TOKEN - 1 if minimum is None else minimum)
 
 
+def check_dense(name: str, tensor: object, shape: str = "") -> None:
+    """Raise ShapeError unless `tensor` is a tensor whose values lie in memory; `shape` is for the message."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ShapeError(name, f"a tensor{shape}", type(tensor).__name__)
+    if tensor.layout is not torch.strided:
+        raise ShapeError(name, f"a dense tensor{shape}", tensor.layout)
+
+
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> dict[str, int]:
     """Check `tensor` against `shape`: ints must match, equal letters must agree; returns the size of each letter."""
     sizes: dict[str, int] = {}
-    if not isinstance(tensor, torch.Tensor):
-        raise ShapeError(name, f"a tensor {_written(shape)}", type(tensor).__name__)
-    if tensor.layout is not torch.strided:
-        raise ShapeError(name, f"a dense tensor {_written(shape)}", tensor.layout)
+    check_dense(name, tensor, f" {_written(shape)}")
     actual = tensor.shape
     if len(actual) != len(shape):
         raise ShapeError(name, _written(shape), list(actual))

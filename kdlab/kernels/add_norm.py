@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_shape
+from kdlab.checks import check_choice, check_float_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import DTYPE_DEFINE
@@ -54,6 +54,7 @@ def _runs_kernel(x: Tensor, update: Tensor | None, weight: Tensor, impl: str) ->
     if impl == "cuda" and not x.is_cuda:
         raise UnsupportedDevice(f"add_norm: impl 'cuda' needs CUDA tensors, x is on {x.device}")
     sizes = check_shape("x", x, ["T", "D"])
+    check_float_tensor("x", x)
     others = {"weight": weight} if update is None else {"weight": weight, "update": update}
     check_shape("weight", weight, [sizes["D"]])
     if update is not None:

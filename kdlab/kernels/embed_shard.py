@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
+from kdlab.checks import check_choice, check_dense, check_float_tensor, check_int, check_integer_tensor, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit
 from kdlab.kernels.jit.ops import cuda_op
@@ -33,7 +33,7 @@ def embed_shard(tokens: Tensor, weight: Tensor, *, first_id: int, impl: str = "a
         ShapeError: a wrong dtype, shape or layout. UnsupportedDevice: "cuda" for tensors on another device.
         ArgumentError: an unknown impl, or a negative `first_id`.
     """
-    if _use_kernel(tokens, weight, first_id, impl):
+    if _use_kernel("tokens", tokens, weight, first_id, impl):
         return _embed_shard(tokens.contiguous(), weight, first_id, 1, 0)
     own = tokens.long() - first_id
     elsewhere = (own < 0) | (own >= len(weight))
@@ -60,7 +60,7 @@ def embed_blocks(
     check_shape("anchor", anchor, ["S"])
     block_size = check_int("block_size", block_size, minimum=1)
     mask_id = check_int("mask_id", mask_id, minimum=0)
-    if _use_kernel(anchor, weight, first_id, impl):
+    if _use_kernel("anchor", anchor, weight, first_id, impl):
         return _embed_shard(anchor.contiguous(), weight, first_id, block_size, mask_id).unflatten(0, (-1, block_size))
     return embed_shard(make_blocks(anchor, block_size, mask_id), weight, first_id=first_id, impl=impl)
 
@@ -72,16 +72,18 @@ def make_blocks(anchor: Tensor, block_size: int, mask_id: int) -> Tensor:
     return block
 
 
-def _use_kernel(tokens: Tensor, weight: Tensor, first_id: int, impl: str) -> bool:
+def _use_kernel(name: str, tokens: Tensor, weight: Tensor, first_id: int, impl: str) -> bool:
     """Say whether the kernel runs; raise where it was asked for and cannot."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     check_int("first_id", first_id, minimum=0)
-    check_integer_tensor("tokens", tokens)
+    check_dense(name, tokens)
+    check_integer_tensor(name, tokens)
     width = check_shape("weight", weight, ["Vs", "D"])["D"]
+    check_float_tensor("weight", weight)
     if impl == "cuda" and not weight.is_cuda:
         raise UnsupportedDevice(f"embed_shard: impl 'cuda' needs CUDA tensors, weight is on {weight.device}")
     if tokens.device != weight.device:
-        raise ShapeError("tokens", f"on {weight.device}, as the weight", tokens.device)
+        raise ShapeError(name, f"on {weight.device}, as the weight", tokens.device)
     # Storages begin at multiples of 512 bytes; the op looks at the address itself.
     starts_at = weight.storage_offset() * weight.element_size()
     in_words = has_kernel(width, weight.dtype) and weight.is_contiguous() and starts_at % _WORD_BYTES == 0
@@ -89,7 +91,7 @@ def _use_kernel(tokens: Tensor, weight: Tensor, first_id: int, impl: str) -> boo
         got = f"{list(weight.shape)} {weight.dtype}, offset {weight.storage_offset()}"
         raise ShapeError("weight", "contiguous rows of whole 16-byte words", got)
     if impl == "cuda" and tokens.dtype not in _TOKEN_DTYPES:
-        raise ShapeError("tokens", "int32 or int64 for impl='cuda'", tokens.dtype)
+        raise ShapeError(name, "int32 or int64 for impl='cuda'", tokens.dtype)
     return impl != "reference" and weight.is_cuda and in_words and tokens.dtype in _TOKEN_DTYPES
 
 

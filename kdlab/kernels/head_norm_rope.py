@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
+from kdlab.checks import check_choice, check_float_tensor, check_int, check_integer_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import reference
 from kdlab.kernels.constants import DTYPE_DEFINE
@@ -61,7 +61,7 @@ def head_norm_rope(
     sizes = check_shape("x", x, ["S", "n", "H", "d"])
     num_queries = check_int("num_queries", num_queries, minimum=0, maximum=sizes["H"])
     weights, tables, counts = {"q_weight": q_weight, "k_weight": k_weight}, {"cos": cos, "sin": sin}, {"start": start}
-    _check(x, weights, tables, counts)
+    _check("x", x, weights, tables, counts)
     if not _use_kernel(impl, x, {}, weights, tables, counts):
         arguments = (x, q_weight, k_weight, cos, sin, start)
         return reference.head_norm_rope(*arguments, num_queries=num_queries, eps=eps)
@@ -108,7 +108,7 @@ def append_context(
     check_shape("values", values, list(keys.shape))
     weights, tables, counts = {"weight": weight, "v": v} | contexts, {"cos": cos, "sin": sin}, {"start": start}
     counts["count"] = count
-    _check(k, weights, tables, counts)
+    _check("k", k, weights, tables, counts)
     arguments = (k, v, weight, cos, sin, keys, values, start, count)
     if _use_kernel(impl, k, contexts | {"v": v}, {"weight": weight}, tables, counts):
         _append_context(*arguments, eps)
@@ -121,10 +121,12 @@ def head_norm_rope_cost(num_rows: int, num_heads: int, head_dim: int, itemsize: 
     return Cost(num_rows * (2 * num_heads * head_dim * itemsize + 4 * head_dim))
 
 
-def _check(x: Tensor, floats: dict[str, Tensor], tables: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+def _check(
+    rows: str, x: Tensor, floats: dict[str, Tensor], tables: dict[str, Tensor], counts: dict[str, Tensor]
+) -> None:
     head_dim = x.shape[-1]
     if 0 in x.shape[-2:] or head_dim % 2 or not x.is_floating_point():
-        raise ShapeError("x", "heads of floats, an even number each", f"{x.dtype} {list(x.shape)}")
+        raise ShapeError(rows, "heads of floats, an even number each", f"{x.dtype} {list(x.shape)}")
     for name, tensor in floats.items():
         if name.endswith("weight"):
             check_shape(name, tensor, [*x.shape[:-4], head_dim])
@@ -133,6 +135,7 @@ def _check(x: Tensor, floats: dict[str, Tensor], tables: dict[str, Tensor], coun
     for name, tensor in tables.items():
         if check_shape(name, tensor, ["M", head_dim // 2])["M"] < 1 or tensor.shape != tables["cos"].shape:
             raise ShapeError(name, f"[positions, {head_dim // 2}]", list(tensor.shape))
+        check_float_tensor(name, tensor)
     for name, tensor in counts.items():
         check_shape(name, tensor, [x.shape[-4]])
         check_integer_tensor(name, tensor)

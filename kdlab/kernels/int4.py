@@ -6,7 +6,7 @@ Value q in -8..7 is stored as the nibble q + 8; element 8k + i of a row sits in 
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_shape
+from kdlab.checks import check_dense, check_float_tensor, check_integer_tensor, check_shape
 from kdlab.config import INT4_GROUP
 from kdlab.errors import ArgumentError, ShapeError
 
@@ -23,8 +23,10 @@ def pack_int4(values: Tensor) -> Tensor:
         [..., n / 8] i32.
 
     Raises:
-        ArgumentError: a value outside -8..7. ShapeError: n is not a multiple of 8.
+        ArgumentError: a value outside -8..7. ShapeError: no integers, or n is not a multiple of 8.
     """
+    check_dense("values", values)
+    check_integer_tensor("values", values)
     if values.shape[-1] % VALUES_PER_WORD:
         raise ShapeError("values", f"a last axis that is a multiple of {VALUES_PER_WORD}", list(values.shape))
     if values.numel() and (values.min() < -8 or values.max() > 7):
@@ -40,6 +42,7 @@ def unpack_int4(packed: Tensor) -> Tensor:
     Raises:
         ShapeError: the words are not int32 (bytes of two values each are another format).
     """
+    check_dense("packed", packed)
     if packed.dtype != torch.int32:
         raise ShapeError("packed", "int32 words of 8 values", packed.dtype)
     return (((packed[..., None] >> _shifts(packed.device)) & 15) - 8).flatten(-2)
@@ -59,8 +62,12 @@ def dequantize_int4(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor
     Raises:
         ShapeError: packed and scale do not belong together.
     """
+    check_dense("packed", packed)
     columns = packed.shape[-1] * VALUES_PER_WORD
     check_shape("scale", scale, [*packed.shape[:-1], columns // INT4_GROUP])
+    check_float_tensor("scale", scale)
+    if scale.device != packed.device:
+        raise ShapeError("scale", f"on {packed.device}, as the words", scale.device)
     if columns % INT4_GROUP:
         raise ShapeError("packed", f"rows of a multiple of {INT4_GROUP // VALUES_PER_WORD} words", list(packed.shape))
     # Four bits times the 8 or 11 of a 16-bit scale fit float32; the 24 of a float32 scale need float64.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.checks import check_choice, check_int, check_integer_tensor, check_shape
 from kdlab.errors import ArgumentError, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import PAGE_SIZE
@@ -81,6 +81,8 @@ def _check(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tensor,
     if not pages.is_contiguous():
         raise ShapeError("pages", "a contiguous tensor, as rows move in place", f"strides {pages.stride()}")
     named = {"block_table": block_table, "prefix_len": prefix_len, "path": path}
+    for name, tensor in named.items():
+        check_integer_tensor(name, tensor)
     if not isinstance(taps, list | tuple):
         raise ArgumentError("taps", "a list or tuple of tensors", type(taps).__name__)
     check_int("taps", len(taps), minimum=0, maximum=MAX_TAPS)

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kdlab.checks import check_float_tensor, check_shape
+from kdlab.errors import ShapeError
 from kdlab.kernels.constants import MMA_DTYPES
+from kdlab.kernels.jit.layouts import by_layout
 
 
 class Cut(NamedTuple):
@@ -66,11 +69,19 @@ def library_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> T
         out: [T, N] in x's dtype to be written, contiguous; a new tensor when None.
 
     Returns:
-        [T, N] in x's dtype. Parts sum in another order than the whole, as another number of rows does.
+        [T, N] in x's dtype; without `out` under autocast in autocast's, as torch's own. Parts sum in another order than
+        the whole, as another number of rows does.
+
+    Raises:
+        ShapeError: the arguments do not fit one another.
     """
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    plain = wants_gradient or x.dtype not in MMA_DTYPES or torch.compiler.is_compiling()  # whose rows may be a symbol
-    cut = WHOLE if plain else find_cut(len(x), *weight.shape)
+    if torch.compiler.is_compiling():  # whose number of rows may be a symbol
+        cut = WHOLE
+    else:
+        cut = _checked_cut(x, weight, out)
+        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        if wants_gradient:
+            cut = WHOLE
     if cut == WHOLE:
         return F.linear(x, weight) if out is None else torch.mm(x, weight.mT, out=out)
     y = x.new_empty(len(x), len(weight)) if out is None else out
@@ -81,3 +92,25 @@ def library_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> T
         parts = weight.unflatten(0, (cut.features, -1)).mT
         torch.bmm(x.expand(cut.features, -1, -1), parts, out=y.unflatten(1, (cut.features, -1)).transpose(0, 1))
     return y
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Say whether torch's products of x choose their own dtype now; what is no tensor has none."""
+    device = getattr(getattr(x, "device", None), "type", None)
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+@by_layout
+def _checked_cut(x: Tensor, weight: Tensor, out: Tensor | None) -> Cut:
+    """Check the arguments of `library_linear`; return how its product is cut."""
+    sizes = check_shape("x", x, ["T", "K"])
+    check_float_tensor("x", x)
+    features = check_shape("weight", weight, ["N", sizes["K"]])["N"]
+    others = {"weight": weight}
+    if out is not None:
+        check_shape("out", out, [sizes["T"], features])
+        others["out"] = out
+    for name, other in others.items():
+        if other.dtype != x.dtype or other.device != x.device:
+            raise ShapeError(name, f"{x.dtype} on {x.device}, as x", f"{other.dtype} on {other.device}")
+    return find_cut(sizes["T"], features, sizes["K"]) if x.dtype in MMA_DTYPES else WHOLE

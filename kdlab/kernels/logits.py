@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice
+from kdlab.checks import check_choice, check_float_tensor
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels.constants import DTYPE_DEFINE
 from kdlab.kernels.jit import Kernel
@@ -67,6 +67,7 @@ def runs_kernel(op: str, logits: Tensor, impl: str) -> bool:
         ShapeError: a dtype or layout that the kernel does not read.
     """
     check_choice("impl", impl, ("auto", "cuda", "reference"))
+    check_float_tensor("logits", logits)
     if impl == "cuda" and not logits.is_cuda:
         raise UnsupportedDevice(f"{op}: impl 'cuda' needs CUDA tensors, logits are on {logits.device}")
     if impl == "reference" or not logits.is_cuda:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_int, check_integer_tensor, check_shape
+from kdlab.checks import check_float_tensor, check_int, check_integer_tensor, check_shape
 from kdlab.config import INT4_GROUP
 from kdlab.errors import ShapeError
 from kdlab.kernels.experts import DenseExperts, PackedExperts
@@ -23,8 +23,8 @@ def check_moe(
     check_int("expert_ids.shape[1]", top_k, minimum=1)
     check_integer_tensor("expert_ids", expert_ids)
     check_shape("weights", weights, [sizes["T"], top_k])
-    if not x.is_floating_point() or not weights.is_floating_point():
-        raise ShapeError("x and weights", "floating point", (x.dtype, weights.dtype))
+    check_float_tensor("x", x)
+    check_float_tensor("weights", weights)
     if not isinstance(experts, PackedExperts | DenseExperts):
         raise ShapeError("experts", "PackedExperts or DenseExperts", type(experts).__name__)
     named = {"expert_ids": expert_ids, "weights": weights}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_shape
+from kdlab.checks import check_choice, check_float_tensor, check_integer_tensor, check_shape
 from kdlab.errors import ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import DTYPE_DEFINE, PAGE_SIZE
@@ -100,6 +100,10 @@ def _runs_kernel(
     for name, tensor in (floats | others).items():
         if tensor.device != kv.device:
             raise ShapeError(name, f"on {kv.device}", tensor.device)
+    for name, tensor in {"kv": kv, "cos": cos, "sin": sin}.items():
+        check_float_tensor(name, tensor)
+    for name in ("block_table", "prefix_len", "num_nodes"):
+        check_integer_tensor(name, others[name])
     for name, tensor in floats.items():
         if tensor.dtype != kv.dtype:
             raise ShapeError(name, f"{kv.dtype}, as kv", tensor.dtype)

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_int, check_shape
+from kdlab.checks import check_choice, check_float_tensor, check_int, check_shape
 from kdlab.errors import ArgumentError, NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.cost import Cost
@@ -77,6 +77,7 @@ def _runs_kernel(
     if impl == "cuda" and not x.is_cuda:
         raise UnsupportedDevice(f"router: impl 'cuda' needs CUDA tensors, x is on {x.device}")
     sizes = check_shape("x", x, ["T", "D"])
+    check_float_tensor("x", x)
     experts = check_shape("weight", weight, ["E", sizes["D"]])["E"]
     check_shape("bias", bias, [experts])
     check_int("k", k, minimum=1, maximum=experts)

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdlab.checks import check_choice, check_shape
+from kdlab.checks import check_choice, check_float_tensor, check_shape
 from kdlab.errors import NotSupported, ShapeError, UnsupportedDevice
 from kdlab.kernels import jit, reference
 from kdlab.kernels.constants import MMA_DTYPES
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.jit.layouts import by_layout
 from kdlab.kernels.jit.ops import cuda_op
-from kdlab.kernels.library_linear import library_linear
+from kdlab.kernels.library_linear import library_linear, under_autocast
 from kdlab.kernels.skinny_plan import (
     ALIGNMENT,
     LARGE,
@@ -66,7 +66,7 @@ def skinny_linear(
         UnsupportedDevice: "cuda" for tensors on another device, or on a GPU without clusters of blocks or without room
         for so many rows. ArgumentError: an unknown impl.
     """
-    way = _way(x, weight, gated, dtype, impl)
+    way = _way(x, weight, gated, dtype, impl, impl == "reference" and under_autocast(x))
     if way == "reference":
         return reference.skinny_linear(x, weight, gated=gated, dtype=dtype)
     if way == "wide" and dtype is not None:
@@ -78,12 +78,13 @@ def skinny_linear(
 
 
 @by_layout
-def _way(x: Tensor, weight: Tensor, gated: bool, dtype: torch.dtype | None, impl: str) -> str:
+def _way(x: Tensor, weight: Tensor, gated: bool, dtype: torch.dtype | None, impl: str, mixes: bool) -> str:
     """Check the arguments of `skinny_linear`; return what runs: "skinny", "reference", "library" or its "wide" sums."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     inputs = check_shape("x", x, ["T", "K"])["K"]
+    check_float_tensor("x", x)
     features = check_shape("weight", weight, ["N", inputs])["N"]
-    _check_alike(x, weight, impl)
+    _check_alike("weight", x, weight, impl, mixes)
     if gated and (dtype is not None or features % 2):
         raise ShapeError("weight", "an even number of rows and dtype None when gated", (features, dtype))
     if dtype not in (None, x.dtype, torch.float32):
@@ -115,7 +116,7 @@ def skinny_matmul(x: Tensor, weight: Tensor, *, out: Tensor | None = None, impl:
     """
     if out is None:
         out = x.new_empty(_product_shape(x, weight))
-    if not _runs_skinny(x, weight, out, impl):
+    if not _runs_skinny(x, weight, out, impl, impl == "reference" and under_autocast(x)):
         return out.copy_(torch.bmm(x, weight)) if not x.is_cuda else torch.bmm(x, weight, out=out)
     _skinny_matmul(x, weight, out)
     return out
@@ -128,12 +129,13 @@ def _product_shape(x: Tensor, weight: Tensor) -> list[int]:
 
 
 @by_layout
-def _runs_skinny(x: Tensor, weight: Tensor, out: Tensor, impl: str) -> bool:
+def _runs_skinny(x: Tensor, weight: Tensor, out: Tensor, impl: str, mixes: bool) -> bool:
     """Check the arguments of `skinny_matmul`; say whether the kernel runs."""
     check_choice("impl", impl, ("auto", "cuda", "reference"))
     check_shape("out", out, _product_shape(x, weight))
-    _check_alike(x, weight, impl)
-    _check_alike(x, out, impl)
+    check_float_tensor("x", x)
+    for name, other in (("weight", weight), ("out", out)):
+        _check_alike(name, x, other, impl, mixes)
     if impl == "reference" or not x.is_cuda or (impl == "auto" and choose_linear(x, weight.mT) == "torch"):
         return False
     _check_for_kernel(x, weight.mT)
@@ -201,12 +203,12 @@ def _check_for_kernel(x: Tensor, weight: Tensor) -> None:
         raise NotSupported("skinny_linear", problem.split(", not ")[0], problem.split(", not ")[-1])
 
 
-def _check_alike(x: Tensor, other: Tensor, impl: str) -> None:
+def _check_alike(name: str, x: Tensor, other: Tensor, impl: str, mixes: bool) -> None:
     if impl == "cuda" and not x.is_cuda:
         raise UnsupportedDevice(f"skinny_linear: impl 'cuda' needs CUDA tensors, x is on {x.device}")
-    # Torch's own rules hold for the reference: under autocast it mixes dtypes.
-    if impl != "reference" and (other.dtype != x.dtype or other.device != x.device):
-        raise ShapeError("weight", f"{x.dtype} on {x.device}, as x", f"{other.dtype} on {other.device}")
+    # Under autocast torch's own rules hold for the reference, which then `mixes` dtypes.
+    if (other.dtype != x.dtype and not mixes) or other.device != x.device:
+        raise ShapeError(name, f"{x.dtype} on {x.device}, as x", f"{other.dtype} on {other.device}")
 
 
 def _plan_for(x: Tensor, weight: Tensor, arch: str) -> Plan:

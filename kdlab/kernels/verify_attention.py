@@ -167,6 +167,7 @@ def _check_tensors(
         raise ShapeError("ancestors", "uint32 words", ancestors.dtype)
     for name, tensor, most in (("prefix_len", prefix_len, None), ("num_nodes", num_nodes, sizes["N"])):
         check_shape(name, tensor, [sizes["S"]])
+        check_integer_tensor(name, tensor)
         if tensor.device.type == "cpu":
             check_int(name, int(tensor.min()), minimum=0)
             check_int(name, int(tensor.max()), maximum=most)

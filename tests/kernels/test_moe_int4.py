@@ -65,7 +65,7 @@ def test_arguments_that_do_not_fit():
         "experts.gate_up_scale": {"experts": bad_experts(gate_up_scale=good.gate_up_scale[..., :7])},
         "experts.down_packed": {"experts": bad_experts(down_packed=good.down_packed[:, :, :8])},
         "experts.down_scale": {"experts": bad_experts(down_scale=good.down_scale.half())},
-        "x and weights": {"weights": case["expert_ids"]},
+        "weights": {"weights": case["expert_ids"]},
     }
     for name, fault in faults.items():
         with pytest.raises(ShapeError) as caught:
