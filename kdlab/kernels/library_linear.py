@@ -80,7 +80,8 @@ def library_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> T
     else:
         cut = _checked_cut(x, weight, out)
         wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        if wants_gradient:
+        # Transforms of torch.func know no product that is written into parts.
+        if wants_gradient or under_autocast(x) or torch._C._are_functorch_transforms_active():
             cut = WHOLE
     if cut == WHOLE:
         return F.linear(x, weight) if out is None else torch.mm(x, weight.mT, out=out)

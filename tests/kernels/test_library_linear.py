@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from kdlab.kernels import library_linear as module
 from kdlab.kernels.library_linear import WHOLE, Cut, find_cut, library_linear
+from kdlab.kernels.router import router
 from kdlab.kernels.skinny_linear import skinny_linear
 from tests.kernels.compare import assert_faults_are_found, assert_within_budget
 from tests.kernels.test_skinny_linear import new_case, run_reference
@@ -53,6 +54,29 @@ def test_gradients_flow(cut):
     x, weight = small_integers(6, 24).requires_grad_(), small_integers(66, 24)
     library_linear(x, weight).float().sum().backward()
     assert torch.equal(x.grad, weight.sum(0).expand(6, -1))
+
+
+def test_transforms_of_torch_and_autocast_take_the_whole_product(cut):
+    """The twin, parts there too, ended in torch's "Batching rule not implemented" and gave x's dtype in autocast."""
+    x, weight = small_integers(6, 24), small_integers(66, 24)
+    for many, other in ((x.repeat(3, 1, 1), weight), (x, weight.repeat(3, 1, 1))):
+        places = (0 if many.dim() == 3 else None, 0 if other.dim() == 3 else None)
+        every = torch.vmap(library_linear, in_dims=places)(many, other)
+        assert torch.equal(every, F.linear(x, weight).expand(3, -1, -1))
+    assert torch.equal(torch.func.jvp(lambda rows: library_linear(rows, weight), (x,), (x,))[1], F.linear(x, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert library_linear(x.half(), weight.half()).dtype == torch.bfloat16
+        assert library_linear(x.half(), weight.half(), out=torch.empty(6, 66).half()).dtype == torch.float16
+
+
+def test_autocast_rounds_no_float32_that_was_asked_for():
+    x, weight = torch.randn(6, 24), torch.randn(66, 24)
+    args = (x, weight, torch.zeros(66), 8, 1.0)
+    for run in (lambda: skinny_linear(x.bfloat16(), weight.bfloat16(), dtype=torch.float32), lambda: router(*args)[1]):
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = run()
+        assert inside.dtype == torch.float32
+        assert torch.equal(inside, run())
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kdlab.kernels.library_linear import under_autocast
 from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.reference.ops import rms_norm
 
@@ -38,7 +39,7 @@ def router(
         used: [T] bool; the other rows get -1 and 0.
     """
     wide = compute_dtype(x.dtype)
-    scores = F.linear(x.to(wide), weight.to(wide)).sigmoid()
+    scores = _product(x.to(wide), weight.to(wide)).sigmoid()
     choice = _open_groups(scores + bias, *groups)
     chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, chosen)
@@ -62,8 +63,16 @@ def _open_groups(choice: Tensor, num_groups: int, num_open: int) -> Tensor:
 
 def skinny_linear(x: Tensor, weight: Tensor, *, gated: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """Return x W^T [..., N] of x [..., K] and W [N, K] in `dtype` (x's when None), or silu(x G^T) * (x U^T)."""
-    y = F.linear(x, weight) if dtype in (None, x.dtype) else F.linear(x.to(dtype), weight.to(dtype))
+    y = F.linear(x, weight) if dtype in (None, x.dtype) else _product(x.to(dtype), weight.to(dtype))
     return gate_halves(y) if gated else y
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x W^T in the dtype that both were given, which autocast would round."""
+    if not under_autocast(x):
+        return F.linear(x, weight)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, weight)
 
 
 def gate_halves(y: Tensor) -> Tensor:
