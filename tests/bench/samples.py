@@ -1,4 +1,4 @@
-"""Result rows of a kernel benchmark that never ran, for what reads and draws them."""
+"""Result rows of benchmarks that never ran, for what reads and draws them."""
 
 import pandas as pd
 
@@ -6,6 +6,7 @@ from kdlab.bench.kernels import COUNTED_SIZES, counter_rows
 from kdlab.bench.kernels.case import Arm, Case
 from kdlab.bench.kernels.ceilings import Ceiling, Ceilings
 from kdlab.bench.kernels.measured import EAGER, GRAPH, WARM, bound_rows, ceiling_row, error_row, time_row, to_frame
+from kdlab.bench.rows import bench_row, rows_frame
 from kdlab.kernels.cost import Cost
 from kdlab.profiling import Counter
 from tests.golden.make_parquet_v1 import PROVENANCE
@@ -68,3 +69,27 @@ def counted_rows() -> pd.DataFrame:
 
 def _case(op, sizes, arms, floor_us):
     return Case(op, sizes, lambda seed: {}, arms, lambda inputs: Cost(round(4_000_000 * floor_us)), 1000)
+
+
+def made_up_rows(times, floor=100.0, parts=True):
+    """Rows of one stream by row count: the round's us, two stages, 3 % more without rests, and 1 % more in the loop.
+
+    A part of a stage takes a tenth of the round; files of before there were parts have none.
+    """
+    rows = []
+    for count, us in times.items():
+        case = {"rows": count, "streams": 1, "context": 1024, "g": 0.8, "experts": "tp", "ranks": 8, "layers": 61}
+        columns = {"provenance": {}, "rows": count, "streams": 1, "context": 1024}
+        rows.append(bench_row("round", "round", "us", case=case, samples=[us] * 3, **columns))
+        for metric, value in (("floor", floor), ("row", 1.03 * us), ("loop", 1.01 * 1.03 * us), ("collectives", 976.0)):
+            rows.append(bench_row("round", metric, "us", case=case, value=value, **columns))
+        for name, share in (("experts", 0.7), ("other", 0.3)):
+            staged = case | {"stage": name}
+            rows.append(bench_row("round", "stage", "us", case=staged, samples=[share * us] * 3, **columns))
+        staged = case | {"stage": "experts"}
+        rows.append(bench_row("round", "stage floor", "us", case=staged, value=floor, **columns))
+        if parts:
+            cased = staged | {"part": "shared expert"}
+            rows.append(bench_row("round", "part", "us", case=cased, samples=[0.1 * us] * 3, **columns))
+            rows.append(bench_row("round", "part floor", "us", case=cased, value=0.05 * floor, **columns))
+    return rows_frame(rows)

@@ -5,7 +5,6 @@ import weakref
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from kdlab.bench import write_rows
@@ -13,13 +12,12 @@ from kdlab.bench.full_width import suite
 from kdlab.bench.full_width.point import NoRoom, Point
 from kdlab.bench.full_width.routing import planned_ids
 from kdlab.bench.full_width.suite import ROWS, bench_round, points, slice_points
-from kdlab.bench.full_width.table import goal_of, jumps, part_table, point_table, stage_table, verdict_lines
-from kdlab.bench.rows import bench_row, rows_frame
+from kdlab.bench.full_width.table import goal_of, jumps, point_table, stage_table, verdict_lines
 from kdlab.cli import main
 from kdlab.errors import ArgumentError, UnsupportedDevice
 from kdlab.model.ranks import Ranks
-
-ALONE = ("stage", "stage floor", "part", "part floor")
+from tests.bench.samples import made_up_rows
+from tests.bench.test_parts import ALONE, assert_parts_are_less_than_their_stages
 
 
 @pytest.mark.parametrize(("tokens", "distinct"), [(1, 8), (4, 31), (33, 192), (65, 286), (128, 384), (7, 8), (3, 9)])
@@ -182,27 +180,6 @@ def test_running_ranks_refuse_another_split(monkeypatch):
         bench_round(experts="ep", running=Ranks.slice_of(0, 8, "tp"))
 
 
-def assert_parts_are_less_than_their_stages(rows, num_points):
-    parts = part_table(rows)
-    assert set(parts["part"] + " of " + parts["stage"]) == {"final norm of norms", "shared expert of experts"}
-    assert len(parts) == 2 * num_points
-    inside = parts.merge(stage_table(rows), on=["rows", "stage"], suffixes=("", "_of_stage"))
-    assert (inside["us"] > 0.0).all()
-    assert (inside["us"] < inside["us_of_stage"]).all()
-
-
-@pytest.mark.gpu
-def test_whole_layers_are_measured_on_one_gpu_without_collectives():
-    found = bench_round(ranks=1, experts="tp", layers=2, chosen=[(Point(9, 1, 64, 0.8), True)])
-    assert found.messages == ()
-    rows = found.rows
-    assert set(rows["metric"]) == {"round", "floor", "loop", "row", "collectives", *ALONE}
-    (point,) = point_table(rows).to_dict("records")
-    assert (point["ranks"], point["layers"], point["collectives_us"]) == (1, 2, 0.0)
-    assert point["floor_us"] < point["us"]
-    assert_parts_are_less_than_their_stages(rows, num_points=1)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("experts", ["tp", "ep"])
 def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):
@@ -222,30 +199,6 @@ def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):
     assert_parts_are_less_than_their_stages(rows, num_points=2)
     named = rows.loc[(rows["metric"] == "stage") & (rows["rows"] == 9), "case"].str.extract('"stage": "([^"]+)"')[0]
     assert {"experts", "attention", "tree_build", "draft_topk", "commit", "lm_head", "other"} <= set(named)
-
-
-def made_up_rows(times, floor=100.0, parts=True):
-    """Rows of one stream by row count: the round's us, two stages, 3 % more without rests, and 1 % more in the loop.
-
-    A part of a stage takes a tenth of the round; files of before there were parts have none.
-    """
-    rows = []
-    for count, us in times.items():
-        case = {"rows": count, "streams": 1, "context": 1024, "g": 0.8, "experts": "tp", "ranks": 8, "layers": 61}
-        columns = {"provenance": {}, "rows": count, "streams": 1, "context": 1024}
-        rows.append(bench_row("round", "round", "us", case=case, samples=[us] * 3, **columns))
-        for metric, value in (("floor", floor), ("row", 1.03 * us), ("loop", 1.01 * 1.03 * us), ("collectives", 976.0)):
-            rows.append(bench_row("round", metric, "us", case=case, value=value, **columns))
-        for name, share in (("experts", 0.7), ("other", 0.3)):
-            staged = case | {"stage": name}
-            rows.append(bench_row("round", "stage", "us", case=staged, samples=[share * us] * 3, **columns))
-        staged = case | {"stage": "experts"}
-        rows.append(bench_row("round", "stage floor", "us", case=staged, value=floor, **columns))
-        if parts:
-            cased = staged | {"part": "shared expert"}
-            rows.append(bench_row("round", "part", "us", case=cased, samples=[0.1 * us] * 3, **columns))
-            rows.append(bench_row("round", "part floor", "us", case=cased, value=0.05 * floor, **columns))
-    return rows_frame(rows)
 
 
 def test_goals_are_judged_by_the_sum_of_stages_over_the_sum_of_floors():
@@ -285,18 +238,6 @@ def test_jumps_are_listed_with_the_points(nine, listed, tmp_path, capsys):
     assert f"neighbouring row counts: {int(listed)} jumps" in printed
     assert "\nshared expert  experts" in printed.partition("parts of stages by themselves")[2]
     assert printed.endswith("\nmeasured on G9, 2026-01-02, commit 0123456\n")
-
-
-def test_parts_stand_beside_their_stages_and_in_no_sum():
-    rows, before = made_up_rows({8: 200.0}), made_up_rows({8: 200.0}, parts=False)
-    (part,) = part_table(rows).to_dict("records")
-    assert (part["part"], part["stage"], part["rows"]) == ("shared expert", "experts", 8)
-    assert [part[name] for name in ("us", "floor_us", "over_us")] == pytest.approx([20.0, 5.0, 15.0])
-    assert part_table(before).empty
-    pd.testing.assert_frame_equal(point_table(rows), point_table(before))
-    pd.testing.assert_frame_equal(stage_table(rows), stage_table(before))
-    counted = rows.assign(metric=rows["metric"].replace("part", "stage"))
-    assert point_table(counted)["stages_us"].item() == pytest.approx(220.0), "as a stage it would count twice"
 
 
 def test_stages_without_a_floor_are_all_loss():

@@ -1,21 +1,27 @@
-"""Parts of stages that are timed by themselves: what they run, and over which layers."""
+"""Parts of stages that are timed by themselves: what they run, over which layers, and where they are told."""
 
 import contextlib
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from kdlab.bench.full_width import parts
 from kdlab.bench.full_width.parts import part_work
+from kdlab.bench.full_width.point import Point
 from kdlab.bench.full_width.random_pair import random_pair
+from kdlab.bench.full_width.suite import bench_round
+from kdlab.bench.full_width.table import part_table, point_table, stage_table
 from kdlab.config import TargetConfig
 from kdlab.kernels.stage import observed
 from kdlab.model.layers import SwiGlu
 from kdlab.model.ranks import Ranks
 from kdlab.paths import DATA
 from kdlab.study.step_cost import Step, round_parts
+from tests.bench.samples import made_up_rows
 
+ALONE = ("stage", "stage floor", "part", "part floor")
 TINY = TargetConfig.load(DATA / "tiny-pair" / "target")
 
 
@@ -62,3 +68,36 @@ def test_the_shared_expert_of_every_layer_with_experts_and_the_last_norm_are_run
 def test_without_shared_experts_there_is_a_norm_alone(monkeypatch):
     _, seen = watched(monkeypatch, replace(TINY, n_shared_experts=0))
     assert [name for name, *_ in seen] == ["final norm"]
+
+
+def test_parts_stand_beside_their_stages_and_in_no_sum():
+    rows, before = made_up_rows({8: 200.0}), made_up_rows({8: 200.0}, parts=False)
+    (part,) = part_table(rows).to_dict("records")
+    assert (part["part"], part["stage"], part["rows"]) == ("shared expert", "experts", 8)
+    assert [part[name] for name in ("us", "floor_us", "over_us")] == pytest.approx([20.0, 5.0, 15.0])
+    assert part_table(before).empty
+    pd.testing.assert_frame_equal(point_table(rows), point_table(before))
+    pd.testing.assert_frame_equal(stage_table(rows), stage_table(before))
+    counted = rows.assign(metric=rows["metric"].replace("part", "stage"))
+    assert point_table(counted)["stages_us"].item() == pytest.approx(220.0), "as a stage it would count twice"
+
+
+def assert_parts_are_less_than_their_stages(rows, num_points):
+    parts = part_table(rows)
+    assert set(parts["part"] + " of " + parts["stage"]) == {"final norm of norms", "shared expert of experts"}
+    assert len(parts) == 2 * num_points
+    inside = parts.merge(stage_table(rows), on=["rows", "stage"], suffixes=("", "_of_stage"))
+    assert (inside["us"] > 0.0).all()
+    assert (inside["us"] < inside["us_of_stage"]).all()
+
+
+@pytest.mark.gpu
+def test_whole_layers_are_measured_on_one_gpu_without_collectives():
+    found = bench_round(ranks=1, experts="tp", layers=2, chosen=[(Point(9, 1, 64, 0.8), True)])
+    assert found.messages == ()
+    rows = found.rows
+    assert set(rows["metric"]) == {"round", "floor", "loop", "row", "collectives", *ALONE}
+    (point,) = point_table(rows).to_dict("records")
+    assert (point["ranks"], point["layers"], point["collectives_us"]) == (1, 2, 0.0)
+    assert point["floor_us"] < point["us"]
+    assert_parts_are_less_than_their_stages(rows, num_points=1)
