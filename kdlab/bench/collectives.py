@@ -28,8 +28,8 @@ from kdlab.provenance import run_provenance
 from kdlab.study.collectives import LARGE_BYTES
 from kdlab.study.step_cost import Step
 
-ROWS = (1, 2, 4, 8, 16, 32, 33, 64, 65, 264, 520, 2080)
-"""Rows of an all-reduce: those of one stream, 33 and 65 rows of eight streams, 65 of 32."""
+ROWS = (1, 2, 4, 8, 16, 32, 33, 64, 65, 72, 74, 96, 128, 192, 264, 520, 1056, 2080)
+"""Rows of an all-reduce: those of one stream, both sides of LARGE_BYTES, 33 and 65 rows of eight and of 32 streams."""
 LINKS = 64
 RECORDED = DATA / "recorded" / "all-reduce-h200.parquet"
 SPLIT = 8
