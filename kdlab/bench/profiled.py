@@ -135,8 +135,8 @@ def _provenance(pair: Pair, floors: Mapping[str, Any] | None = None) -> dict[str
     """`floors` are the fewest bytes, operations and launches of each stage, by case."""
     return run_provenance(
         device=pair.device, dtype=pair.dtype, target_config=pair.target.config, target_sha256=pair.target_sha256,
-        drafter_sha256=pair.drafter_sha256, ranks=pair.ranks.size, experts=pair.ranks.experts, method="ddtree",
-        impl="auto", floors=floors or {},
+        drafter_config=None if pair.drafter is None else pair.drafter.config, drafter_sha256=pair.drafter_sha256,
+        ranks=pair.ranks.size, experts=pair.ranks.experts, method="ddtree", impl="auto", floors=floors or {},
     )  # fmt: skip
 
 
