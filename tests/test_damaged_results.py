@@ -64,7 +64,7 @@ def with_value(table, column, row, value):
     ("name", "column", "values", "expected"),
     [
         (KERNELS, "value", (NAN, INF), "a finite number"),
-        (KERNELS, "value", (0.0, -1.0), "a time or rate above 0"),
+        (KERNELS, "value", (0.0, -1.0, 1e308), "a time or rate above 0"),
         (KERNELS, "median", (0.0,), "a time or rate above 0"),
         (KERNELS, "median", (NAN,), "a finite number"),
         (KERNELS, "median", (None,), "a number beside samples"),

@@ -7,6 +7,7 @@ from typing import Any
 from kdlab.column_rules import Rule, finite, is_number, json_object, json_of
 
 _TIMES = ("s", "ms", "us", "ns")
+_MOST = 1e18  # of a time or rate, whose quotients float64 still holds
 POINT_METRICS = (
     "round", "floor", "loop", "row", "stage", "stage floor", "part", "part floor", "collectives", "slice",
 )  # fmt: skip
@@ -59,7 +60,7 @@ def _is_plain(case: str) -> bool:
 def _divides(value: float | None, unit: str, metric: str) -> bool:
     """What a collective adds is a difference, which may be nothing, and less where the noise is larger."""
     is_time = (unit in _TIMES and metric not in ("collectives", *_COLLECTIVES)) or unit.endswith("/s")
-    return value is None or value > 0 or not is_time
+    return value is None or not is_time or 0 < value < _MOST
 
 
 def _are_finite(samples: Sequence[float | None] | None) -> bool:
@@ -70,7 +71,7 @@ def _is_prompt_each(prompts: Sequence[int | None] | None, samples: Sequence[floa
     return prompts is None or (samples is not None and None not in prompts and len(prompts) == len(samples))
 
 
-_DIVIDES = "a time or rate above 0"
+_DIVIDES = f"a time or rate above 0 and below {_MOST:g}"
 
 ROW_RULES: tuple[Rule, ...] = (
     Rule(("case",), "a JSON object of numbers, texts and truth values", _is_plain),
