@@ -3,9 +3,10 @@
 from contextlib import nullcontext
 
 from kdlab.bench.kernels.case import Arm, Case
-from kdlab.bench.profiled import _op_work
+from kdlab.bench.profiled import _op_work, _provenance
 from kdlab.kernels.cost import Cost
 from kdlab.kernels.stage import observed
+from kdlab.model.pair import load_pair
 
 
 def test_a_call_has_the_words_of_the_kernel_table_and_says_what_it_costs_at_least():
@@ -20,3 +21,8 @@ def test_a_call_has_the_words_of_the_kernel_table_and_says_what_it_costs_at_leas
     with observed(lambda name: names.append(name) or nullcontext()):
         piece.run()
     assert (ran, names) == ([{"x": 0, "prepared": True}], ["draft_topk"])
+
+
+def test_rows_say_the_constants_of_both_models():
+    facts = _provenance(load_pair("bundled", device="cpu"))
+    assert (facts["target_config"]["num_hidden_layers"], facts["drafter_config"]["num_hidden_layers"]) == (6, 3)
