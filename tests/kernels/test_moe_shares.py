@@ -20,12 +20,12 @@ gpu = pytest.mark.gpu
 CASES = [(33, 2048, BF16, BF16), (70, 1024, BF16, BF16), (33, 1536, BF16, None), (33, 1024, F32, BF16)]
 SHARES = """
 #include "moe_shares.cuh"
-template <int SLABS_>
+template <int N>
 struct Units {
-  static constexpr int SLABS = SLABS_;
+  static constexpr int SLABS = N;
 };
 extern "C" __global__ void shares(i64* out, i64 units, i64 others, i64 eighths) {
-  const Share alike = equal_share<Units<1>>(others), rest = rest_share<Units<SLABS>>(units, others, eighths);
+  const Share alike = equal_share<Units<1>>(others), rest = rest_share<Units<UNIT_SLABS>>(units, others, eighths);
   const i64 all[5] = {alike.first, alike.end, rest.first, rest.end, rest.next};
   for (int i = 0; i < 5; ++i) out[blockIdx.x * 5 + i] = all[i];
 }
@@ -53,7 +53,7 @@ def assert_each_slab_has_its_block(shares, units, others, slabs):
 def test_each_slab_has_one_block_and_each_cut_unit_one_that_goes_on(slabs, csrc):
     shutil.copy(CSRC / "moe_shares.cuh", csrc)
     (csrc / "shares.cu").write_text(SHARES)
-    shares_of = jit.kernel(jit.Build("shares.cu", (("SLABS", slabs),)), "shares", torch.device("cuda", 0))
+    shares_of = jit.kernel(jit.Build("shares.cu", (("UNIT_SLABS", slabs),)), "shares", torch.device("cuda", 0))
     for blocks in (6, 132, 264):
         for units in (0, 1, 8, 131, 132, 216, 263, 400):
             for others in (0, 32, 96, 256, 300):
