@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kdlab.bench import read_rows
+from kdlab.bench.collectives import collective_table
 from kdlab.bench.full_width.table import point_table
 from kdlab.bench.kernels import compare_runs
 from kdlab.bench.row_rules import ROW_RULES
@@ -105,6 +106,11 @@ def test_a_hostile_value_is_named_with_its_place(tmp_path, name, column, values,
             read(path)
         place = f"column {column!r}" if value is None and name == SWEEPS else f"column {column!r}, row {row}"
         assert str(found.value).startswith(f"{path}: {place}")
+
+
+def test_no_collectives_are_no_table():
+    with pytest.raises(ArgumentError, match="rows of `kdlab bench collectives`, got none"):
+        collective_table(read_rows(DATA / "recorded" / REDUCES).iloc[:0])
 
 
 def test_an_all_reduce_that_took_no_time_is_refused_by_the_fit(tmp_path):

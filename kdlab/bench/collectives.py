@@ -184,8 +184,13 @@ def collective_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         op, ranks, what ("residual" of an all-reduce), rows, bytes (of a rank's message), us, p10, p90 (of what the
         collective adds), chain_us and between_us.
+
+    Raises:
+        ArgumentError: no such rows.
     """
     timed = rows[rows["op"].isin(["all_reduce", "all_gather"])].set_index(["op", "case"])
+    if timed.empty:
+        raise ArgumentError("rows", "rows of `kdlab bench collectives`", "none")
     added = timed[timed["metric"] == timed.index.get_level_values("op")]
     found = added[["value", "p10", "p90"]].rename(columns={"value": "us"})
     for name in ("chain", "between"):
