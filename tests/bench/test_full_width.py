@@ -189,10 +189,10 @@ def test_two_layers_of_one_rank_are_measured_whole_and_by_stage(experts):
     rows = found.rows
     assert set(rows["metric"]) == {"round", "floor", "loop", "row", "collectives", *ALONE}
     for _, point in rows.groupby("rows"):
-        median = point.set_index("metric")["value"]
+        median, least = (point.set_index("metric")[name] for name in ("value", "p10"))
         whole = median["round"]
-        stages = median["stage"].sum()
-        assert 0.7 * whole < stages < 1.6 * whole
+        # The quickest samples: other tests that share the GPU for a while double the others.
+        assert 0.7 * least["round"] < least["stage"].sum() < 1.6 * least["round"]
         assert median["floor"] < whole
         assert whole < 1.5 * median["row"]
         assert median["loop"] > 0.0  # no more is sure of a GPU that other tests share
