@@ -96,6 +96,19 @@ def read_table(path: str | os.PathLike[str], table_format: TableFormat) -> tuple
     return fitted, kept
 
 
+def table_kind(path: str | os.PathLike[str]) -> str | None:
+    """Return the kind of a kdlab table, None of another Parquet file.
+
+    Raises:
+        SchemaError: the file is damaged.
+    """
+    try:
+        kind = (pq.read_schema(path).metadata or {}).get(KIND_KEY.encode())
+        return None if kind is None else kind.decode()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SchemaError(f"{os.fspath(path)}: not a readable Parquet file ({error})") from error
+
+
 def table_of(frame: "pd.DataFrame", table_format: TableFormat) -> pa.Table:
     """Return a frame as a table of the format, without the version column.
 

@@ -6,7 +6,7 @@ import pytest
 
 from kdlab import parquet
 from kdlab.errors import SchemaError
-from kdlab.parquet import TableFormat, read_table, write_table
+from kdlab.parquet import TableFormat, read_table, table_kind, write_table
 
 V1 = TableFormat("points", 1, (pa.field("budget", pa.int32(), nullable=False), pa.field("name", pa.string())))
 V2 = TableFormat(
@@ -99,6 +99,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_table(tmp_path / "p", {"budget": pa.array([9], pa.int32()), "name": pa.array(["z"])}, V1)
     assert (tmp_path / "p").read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["p"]
+
+
+def test_the_kind_is_read_alone(tmp_path):
+    write_table(tmp_path / "p", COLUMNS, V1)
+    assert table_kind(tmp_path / "p") == "points"
+    pq.write_table(pa.table(COLUMNS), tmp_path / "foreign")
+    assert table_kind(tmp_path / "foreign") is None
+    pq.write_table(pa.table(COLUMNS).replace_schema_metadata({b"kdlab_kind": b"\xff"}), tmp_path / "hostile")
+    with pytest.raises(SchemaError, match="hostile: not a readable Parquet file"):
+        table_kind(tmp_path / "hostile")
 
 
 def test_no_rows(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from kdlab.errors import ArgumentError
-from kdlab.report.run_samples import table_kind
+from kdlab.parquet import table_kind
 from kdlab.study.compare import ACCEPTANCE_FIELDS, check_comparable
 
 GPU_FIELDS = ("gpu", "gpu_uuid")

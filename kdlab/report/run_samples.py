@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kdlab.errors import SchemaError
-from kdlab.parquet import KIND_KEY
+from kdlab.parquet import table_kind
 
 BUDGETS = (7, 15, 31, 63)  # at which draft fields are compared
 FIELD_OP = "draft field"
@@ -36,16 +33,6 @@ def point_samples(folder: Path) -> pd.DataFrame:
         elif kind == "draft_field":
             found.append(_from_field(path))
     return pd.concat([table for table in found if len(table)] or found, ignore_index=True)
-
-
-def table_kind(path: Path) -> str | None:
-    """Return the kind of a kdlab table, None of another Parquet file; SchemaError of a damaged one."""
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{path}: not a readable Parquet file ({error})") from error
-    kind = metadata.get(KIND_KEY.encode())
-    return None if kind is None else kind.decode()
 
 
 def _from_rows(path: Path) -> pd.DataFrame:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kdlab.decode.field import DraftField
 from kdlab.decode.field_table import FIELD_FORMAT
@@ -15,7 +14,7 @@ from kdlab.decode.round_table import ROUNDS_FORMAT
 from kdlab.decode.run_row import RUN_KEY
 from kdlab.decode.storage import load_field, load_run, save_field
 from kdlab.errors import ArgumentError, SchemaError, TreeError
-from kdlab.parquet import KIND_KEY, VERSION_KEY, read_table, write_table
+from kdlab.parquet import KIND_KEY, VERSION_KEY, read_table, table_kind, write_table
 from kdlab.study.traces.field import field_faults, field_header, field_rows, read_field
 from kdlab.study.traces.jsonl import Line, check_header, read_lines, write_lines
 from kdlab.study.traces.rounds import ROUND_TRACE_FORMAT, RoundTrace, gather_rounds, round_faults, trace_of_run
@@ -132,7 +131,7 @@ def _read_rounds(file: Path, header: dict[str, Any], lines: list[Line], faults: 
 
 
 def _read_parquet(file: Path) -> tuple[Trace, list[str]]:
-    kind = _table_kind(file)
+    kind = table_kind(file)
     trace: Trace
     if kind == FIELD_FORMAT.kind:
         trace = load_field(file)
@@ -156,14 +155,6 @@ def _faults_of_field(field: DraftField) -> Iterator[tuple[int | None, str]]:
     for fault in provenance_faults(field.provenance, of_rounds=False):
         yield None, fault
     yield from field_faults(field)
-
-
-def _table_kind(file: Path) -> str | None:
-    try:
-        found = (pq.read_schema(file).metadata or {}).get(KIND_KEY.encode())
-        return None if found is None else found.decode()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SchemaError(f"{file}: not a readable Parquet file ({error})") from error
 
 
 def _provenance(file: Path, metadata: dict[str, str]) -> Any:
