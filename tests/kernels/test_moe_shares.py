@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
+import numpy as np
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def test_each_slab_has_one_block_and_each_cut_unit_one_that_goes_on(slabs, csrc)
             for others in (0, 32, 96, 256, 300):
                 for eighths in (6, 94):
                     out = torch.full((blocks, 5), -1, dtype=torch.int64, device="cuda")
-                    shares_of.launch(blocks, 1, out, units, others, eighths)
+                    shares_of.launch(blocks, 1, out, *map(np.int64, (units, others, eighths)))
                     shares = out.tolist()
                     assert_each_slab_has_its_block(shares, units, others, slabs)
                     whole = [row for row in shares if row[2] < row[3] and row[3] - row[2] == slabs]
