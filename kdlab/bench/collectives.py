@@ -25,11 +25,10 @@ from kdlab.machine import gpu_state, link_facts
 from kdlab.model.ranks import ONE_RANK, Ranks
 from kdlab.paths import DATA, K26_SHAPES
 from kdlab.provenance import run_provenance
-from kdlab.study.collectives import LARGE_BYTES
 from kdlab.study.step_cost import Step
 
 ROWS = (1, 2, 4, 8, 16, 32, 33, 64, 65, 72, 74, 96, 128, 192, 264, 520, 1056, 2080)
-"""Rows of an all-reduce: those of one stream, both sides of LARGE_BYTES, 33 and 65 rows of eight and of 32 streams."""
+"""Rows of an all-reduce: those of one stream, some between 65 and 264, 33 and 65 rows of eight and of 32 streams."""
 LINKS = 64
 RECORDED = DATA / "recorded" / "all-reduce-h200.parquet"
 SPLIT = 8
@@ -163,10 +162,10 @@ class CollectiveTimes:
             ArgumentError: nothing was measured for so many ranks, or for such sizes.
         """
         sums, gathers = self._medians("all_reduce", ranks, "rows"), self._medians("all_gather", ranks, "bytes")
-        us = (1 + 2 * target.num_hidden_layers) * _sum_us(sums, step.tokens, target.hidden_size)
+        us = (1 + 2 * target.num_hidden_layers) * _between(sums, step.tokens)
         if drafter is not None:
             block = step.streams * drafter.block_size
-            us += (1 + 2 * drafter.num_hidden_layers) * _sum_us(sums, block, drafter.hidden_size)
+            us += (1 + 2 * drafter.num_hidden_layers) * _between(sums, block)
         sizes = messages(drafter, step.ranks, streams=step.streams, rows=step.rows, top_k=step.top_k)
         return us + sum(_between(gathers, size) for size in sizes.values())
 
@@ -232,16 +231,6 @@ def _rows(
         bench_row(op, metric, "us", case=case, samples=samples, rows=case["rows"], provenance=provenance)
         for metric, samples in named.items()
     ]
-
-
-def _sum_us(medians: pd.Series, rows: int, width: int) -> float:
-    """Return the time of an all-reduce; just above LARGE_BYTES on the line of larger ones, as it takes a step there."""
-    most = LARGE_BYTES / (width * _DTYPE.itemsize)
-    large = medians[medians.index > most]
-    if len(large) < 2 or not most < rows < large.index[0]:
-        return _between(medians, rows)
-    slope = (large.iloc[1] - large.iloc[0]) / (large.index[1] - large.index[0])
-    return float(large.iloc[0] - slope * (large.index[0] - rows))
 
 
 def _between(medians: pd.Series, size: float) -> float:

@@ -1,9 +1,9 @@
 """The time of a round's all-reduces: modelled, or fitted to measured ones and carried on to more ranks.
 
 One all-reduce takes a fixed time, a time for each of the 2 (ranks - 1) hops of a ring, and the ring's bytes over the
-link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. Measured, it is longer above LARGE_BYTES: chains of
-264 rows and more lie on a line far above that of up to 65, and a round of 128 rows is with the former. These are times
-of chains of all-reduces. A round takes longer still: the kernel behind a collective of NCCL does not begin early, as
+link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. Measured, it is longer above LARGE_BYTES: of rows of
+7,168 over two H200 96 take 15.2 us and 128 take 26.2, where 74 take 13.4 and 192 take 27.6. These are times of chains
+of all-reduces. A round takes longer still: the kernel behind a collective of NCCL does not begin early, as
 behind one of kdlab's, and ranks wait for one another. That is `wait_us` for each of them, fitted to whole rounds of
 several GPUs.
 """
@@ -25,8 +25,8 @@ from kdlab.study.step_cost import Step, all_reduces
 
 ALL_REDUCE_US = MEASURED_H200.all_reduce_us
 """A small all-reduce over NVLink in a graph; modelled."""
-LARGE_BYTES = 1 << 20
-"""Above it an all-reduce takes longer by a step: rounds show it between 72 rows of 7,168 (1.03 MB) and 128."""
+LARGE_BYTES = 3 << 19
+"""Above it an all-reduce takes longer by a step: somewhere between 96 rows of 7,168 (1.38 MB) and 128 (1.84 MB)."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 

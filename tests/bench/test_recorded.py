@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from kdlab.bench import collectives, read_rows
+from kdlab.bench import read_rows
 from kdlab.bench.collectives import RECORDED, ROWS, collective_table
 from kdlab.bench.full_width.rank_table import MOST_APART, rank_table
 from kdlab.bench.kernels import COUNTED_SIZES, HEADS, OPS, error_table, kernel_table
 from kdlab.paths import DATA
+from kdlab.study import collectives as study
+from kdlab.study.collectives import LARGE_BYTES, fit_all_reduce
 
 ROUNDS = DATA / "recorded" / "rounds-2gpu.parquet"
 KERNELS, COUNTERS = DATA / "recorded" / "kernels-h200.parquet", DATA / "recorded" / "counters-h200.parquet"
@@ -80,8 +82,14 @@ def test_recorded_rounds_of_two_gpus_take_what_a_slice_the_collectives_and_their
     assert without.max() > MOST_APART  # nor would it with the collectives but without waits
 
 
-def test_a_round_of_128_rows_says_that_large_all_reduces_take_a_step_more(monkeypatch):
-    rows, times = read_rows(ROUNDS), read_rows(RECORDED)
-    monkeypatch.setattr(collectives, "LARGE_BYTES", 1 << 40)
-    found = rank_table(rows, times).set_index("rows")["difference"]
-    assert found[128].min() > MOST_APART > found.drop(128).abs().max()
+def test_recorded_all_reduces_take_a_step_where_the_fit_has_it(monkeypatch):
+    rows = read_rows(RECORDED)
+    us = collective_table(rows).query("op == 'all_reduce' and ranks == 2").set_index("bytes")["us"]
+    small, large = us[us.index <= LARGE_BYTES], us[us.index > LARGE_BYTES]
+    steps = us.diff() / us.index.diff()
+    assert steps.idxmax() == large.index[0]
+    assert large.iloc[0] > 1.5 * small.iloc[-1]
+    worst = max(map(abs, fit_all_reduce(rows).residuals))
+    assert worst < 0.15
+    monkeypatch.setattr(study, "LARGE_BYTES", small.index[-2])
+    assert max(map(abs, fit_all_reduce(rows).residuals)) > 1.5 * worst

@@ -5,7 +5,15 @@ import pandas as pd
 import pytest
 
 from kdlab.errors import ArgumentError, ComparisonError
-from kdlab.study.collectives import ALL_REDUCE_US, MODELLED, collectives_us, fit_all_reduce, fit_wait, with_waits
+from kdlab.study.collectives import (
+    ALL_REDUCE_US,
+    LARGE_BYTES,
+    MODELLED,
+    collectives_us,
+    fit_all_reduce,
+    fit_wait,
+    with_waits,
+)
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
 from kdlab.study.recorded_rounds import StageTime, read_rounds
 from kdlab.study.step_cost import LAUNCH_US, all_reduces, round_stages
@@ -153,7 +161,7 @@ def test_all_reduces_of_many_bytes_take_a_step_more():
     stepped = fit_all_reduce(rows)
     assert (stepped.base_us, stepped.ring, stepped.large_us) == pytest.approx((5.0, 1.2, 8.0), rel=1e-6)
     assert max(np.abs(stepped.residuals)) < 1e-6
-    small, large = (stepped.us(2, calls * size, calls=calls) for calls, size in ((2, 1 << 20), (2, (1 << 20) + 8)))
+    small, large = (stepped.us(2, 2 * size, calls=2) for size in (LARGE_BYTES, LARGE_BYTES + 8))
     assert large - small == pytest.approx(16.0, abs=0.01)
 
 
