@@ -67,8 +67,7 @@ def moe_path(
         few = few_build(dtype, scale, *shape, shared)
         if few is not None and arch in few.archs:
             return "few", (few,)
-    many_rows = MANY_ROWS if inner <= _NARROW else MANY_ROWS_WHOLE
-    if num_rows >= many_rows and scale is not None and arch in jit.HOPPER:
+    if num_rows >= many_rows(inner) and scale is not None and arch in jit.HOPPER:
         many = many_build(dtype, scale, *shape, wide=num_rows >= WIDE_ROWS)
         if many is not None:
             return "many", (many,)
@@ -78,6 +77,11 @@ def moe_path(
         if slices is not None:
             return "slices", (build, slices)
     return "rows", (build,)
+
+
+def many_rows(inner: int) -> int:
+    """Return from how many rows on moe_many_rows.cu runs experts of inner width I, where it is built for them."""
+    return MANY_ROWS if inner <= _NARROW else MANY_ROWS_WHOLE
 
 
 @functools.lru_cache(maxsize=64)

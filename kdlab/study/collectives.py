@@ -4,8 +4,12 @@ One all-reduce takes a fixed time, a time for each of the 2 (ranks - 1) hops of 
 link. Modelled, the fixed time is ALL_REDUCE_US whatever the ranks. Measured, it is longer above LARGE_BYTES: of rows of
 7,168 over two H200 96 take 15.2 us and 128 take 26.2, where 74 take 13.4 and 192 take 27.6. These are times of chains
 of all-reduces. A round takes longer still: the kernel behind a collective of NCCL does not begin early, as
-behind one of kdlab's, and ranks wait for one another. That is `wait_us` for each of them, fitted to whole rounds of
-several GPUs.
+behind one of kdlab's, and ranks wait for one another. That is a wait for each of them, fitted to whole rounds of
+several GPUs: one where experts are products of matrices (sliced ones from 68 rows on, whole ones from 80), one
+elsewhere, as the recorded rounds fall in two there: 1 to 5 us below, 8 to 13 above, and 72 rows of sliced experts are
+above, of whole ones below. From these rows on the shared expert runs on a branch beside the routed ones, which gains a
+slice on one GPU 3 to 4 % and the round over two GPUs 0 to 0.8 %; why NCCL's all-reduces take that back is not known.
+With one wait for all, rounds of 128 rows take up to 7 % longer than they should.
 """
 
 import json
@@ -18,6 +22,7 @@ from scipy.optimize import nnls
 
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
+from kdlab.kernels.moe_builds import many_rows
 from kdlab.study.compare import check_table
 from kdlab.study.gpus import MEASURED_H200, Gpu
 from kdlab.study.recorded_rounds import recorded_step
@@ -32,14 +37,15 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link) + wait_us, and large_us.
+    """us = base_us + hop_us * 2 (ranks - 1) + ring * (bytes of a ring over the link) + a wait, and large_us.
 
     Attributes:
         base_us, hop_us: of a chain of them; scaled by what a GPU's small all-reduce is assumed to take.
         ring: 1 at the link's rate.
         measured_ranks: numbers of ranks that it was fitted to; none: modelled.
         residuals: (fitted - measured) / measured, a point each.
-        wait_us: what a round waits for each beside it, see `with_waits`.
+        wait_us, many_wait_us: what a round waits for each beside it, see `with_waits`; the latter where experts are
+            products of matrices, see `experts_are_products`.
         large_us: of one that moves more than LARGE_BYTES.
     """
 
@@ -49,23 +55,37 @@ class AllReduce:
     measured_ranks: tuple[int, ...] = ()
     residuals: tuple[float, ...] = ()
     wait_us: float = 0.0
+    many_wait_us: float = 0.0
     large_us: float = 0.0
 
-    def us(self, ranks: int, num_bytes: float, gpu: Gpu = MEASURED_H200, calls: int = 1) -> float:
-        """Return microseconds of `calls` all-reduces that together move `num_bytes`; 0 on one rank."""
+    def us(
+        self, ranks: int, num_bytes: float, gpu: Gpu = MEASURED_H200, calls: int = 1, *, products: bool = False
+    ) -> float:
+        """Return microseconds of `calls` all-reduces that together move `num_bytes`; 0 on one rank.
+
+        Args:
+            ranks: that take part.
+            num_bytes: of all of them.
+            gpu: of each rank.
+            calls: how many.
+            products: of a round whose experts are products of matrices.
+        """
         if ranks == 1:
             return 0.0
         fixed = (self.base_us + self.hop_us * 2 * (ranks - 1)) * gpu.all_reduce_us / ALL_REDUCE_US
         fixed += self.large_us if num_bytes > calls * LARGE_BYTES else 0.0
-        return calls * (fixed + self.wait_us) + self.ring * _ring_us(ranks, num_bytes, gpu)
+        wait_us = self.many_wait_us if products else self.wait_us
+        return calls * (fixed + wait_us) + self.ring * _ring_us(ranks, num_bytes, gpu)
 
     def source(self, ranks: int) -> str:
         """Say where the time for so many ranks comes from."""
         if not self.measured_ranks:
             return f"modelled, {self.base_us:g} µs each and the ring's bytes"
         known = f"measured on {' and '.join(str(number) for number in self.measured_ranks)} GPUs"
-        if self.wait_us:
+        if self.wait_us or self.many_wait_us:
             known += f", with {self.wait_us:.1f} µs each that whole rounds take beside them"
+        if self.many_wait_us != self.wait_us:
+            known += f", {self.many_wait_us:.1f} where experts are products of matrices"
         if ranks in self.measured_ranks:
             return known
         if len(self.measured_ranks) == 1:
@@ -114,7 +134,7 @@ def fit_all_reduce(rows: pd.DataFrame, gpu: Gpu = MEASURED_H200) -> AllReduce:
 def with_waits(
     all_reduce: AllReduce, rows: pd.DataFrame, target: TargetConfig, drafter: DrafterConfig, gpu: Gpu = MEASURED_H200
 ) -> AllReduce:
-    """Return it with `wait_us` fitted to whole rounds of several GPUs, each beside its slice without collectives.
+    """Return it with both waits fitted to whole rounds of several GPUs, each beside its slice without collectives.
 
     Args:
         all_reduce: of `fit_all_reduce`.
@@ -133,26 +153,43 @@ def with_waits(
     wide = timed.pivot(index="case", columns="metric", values="value")
     if not {"round", "slice"} <= set(wide.columns):
         return all_reduce
-    found = []
+    found, alone = [], replace(all_reduce, wait_us=0.0, many_wait_us=0.0)
     for text, us, slice_us in wide[["round", "slice"]].dropna().itertuples():
         case = json.loads(text)
         model = replace(target, num_hidden_layers=case["layers"])
-        calls, moved = all_reduces(model, drafter if case["rows"] > 1 else None, recorded_step(case, target))
-        found.append((us, slice_us + all_reduce.us(case["gpus"], moved, gpu, calls), calls))
-    return replace(all_reduce, wait_us=all_reduce.wait_us + fit_wait(*zip(*found, strict=True)))
+        step = recorded_step(case, target)
+        calls, moved = all_reduces(model, drafter if case["rows"] > 1 else None, step)
+        apart_us = slice_us + alone.us(case["gpus"], moved, gpu, calls)
+        found.append((us, apart_us, calls, experts_are_products(model, step)))
+    if not found:
+        return all_reduce
+    wait_us, many_wait_us = fit_waits(*zip(*found, strict=True))
+    return replace(all_reduce, wait_us=wait_us, many_wait_us=many_wait_us)
 
 
-def fit_wait(us: ArrayLike, apart_us: ArrayLike, calls: ArrayLike) -> float:
+def fit_waits(us: ArrayLike, apart_us: ArrayLike, calls: ArrayLike, products: ArrayLike) -> tuple[float, float]:
     """Return the least squares of the relative error of us = apart_us + wait * calls, at least 0.
 
     Args:
-        us: whole rounds, [n].
+        us: whole rounds, [n], at least one.
         apart_us: the same without collectives, and their collectives alone, [n].
         calls: all-reduces of each, [n].
+        products: bool, of which experts are products of matrices, [n].
+
+    Returns:
+        The wait of those whose are not, and of those whose are; the same where there is only one kind.
     """
     whole, apart, number = (np.asarray(values, dtype=np.float64) for values in (us, apart_us, calls))
-    (wait,), _ = nnls((number / whole)[:, None], 1.0 - apart / whole)
-    return float(wait)
+    many = np.asarray(products, dtype=bool)
+    kinds = [kind for kind in (~many, many) if kind.any()]
+    waits = [nnls((number / whole)[kind, None], (1.0 - apart / whole)[kind])[0].item() for kind in kinds]
+    return waits[0], waits[-1]
+
+
+def experts_are_products(target: TargetConfig, step: Step) -> bool:
+    """Whether a step has so many rows that kdlab's kernels compute its routed experts as products of matrices."""
+    sliced = step.ranks if step.experts == "tp" else 1
+    return target.experts_int4 and step.tokens >= many_rows(target.moe_intermediate_size // sliced)
 
 
 def collectives_us(
@@ -164,7 +201,7 @@ def collectives_us(
 ) -> float:
     """Return microseconds of all of a round's all-reduces; the drafter's are left out for AR (no drafter)."""
     calls, moved = all_reduces(target, drafter, step)
-    return all_reduce.us(step.ranks, moved, gpu, calls)
+    return all_reduce.us(step.ranks, moved, gpu, calls, products=experts_are_products(target, step))
 
 
 def _ring_us(ranks: int, num_bytes: float, gpu: Gpu) -> float:

@@ -145,21 +145,21 @@ def test_times_stand_between_the_sizes_that_were_measured():
         times.round_us(TARGET, DRAFTER, replace(step, streams=32), 4)
 
 
-def round_rows(us, slice_us, gpus=4, g=0.8):
-    case = {"rows": 33, "streams": 1, "context": 1024, "g": g, "experts": "tp"}
+def round_rows(us, slice_us, gpus=4, g=0.8, rows=33):
+    case = {"rows": rows, "streams": 1, "context": 1024, "g": g, "experts": "tp"}
     case |= {"ranks": 8, "layers": 61, "gpus": gpus}
-    columns = {"provenance": {}, "rows": 33, "streams": 1, "context": 1024, "case": case}
+    columns = {"provenance": {}, "rows": rows, "streams": 1, "context": 1024, "case": case}
     rows = [bench_row("round", name, "us", samples=[value] * 3, **columns) for name, value in
             (("round", us), ("slice", slice_us))]  # fmt: skip
     return [*rows, *(bench_row("round", name, "us", value=1.0, **columns) for name in ("floor", "loop"))]
 
 
-def test_rounds_are_held_against_their_slices_and_collectives_with_waits_of_one_length():
+def test_rounds_are_held_against_their_slices_and_collectives_with_waits_of_one_length_a_kind():
     expected = 123 * 43 + 13 * 18 + 15
     for over, apart, without, verdict in (
-        ((1.0, 1.0), (0.0, 0.0), "2 of 2 rounds within 5%, +0.0% to +0.0%", "fitted to these rounds: 2,"),
-        ((1.07, 1.07), (0.0, 0.0), "0 of 2 rounds within 5%, +7.0% to +7.0%", "fitted to these rounds: 2,"),
-        ((1.0, 1.2), (-0.076, 0.109), "1 of 2 rounds within 5%, +0.0% to +20.0%", "rounds: 0, the furthest 10.9% away"),
+        ((1.0, 1.0), (0.0, 0.0), "2 of 2 rounds within 5%, +0.0% to +0.0%", "one elsewhere): 2,"),
+        ((1.07, 1.07), (0.0, 0.0), "0 of 2 rounds within 5%, +7.0% to +7.0%", "one elsewhere): 2,"),
+        ((1.0, 1.2), (-0.076, 0.109), "1 of 2 rounds within 5%, +0.0% to +20.0%", "one elsewhere): 0, the furthest 10.9%"),
     ):
         rows = [row for times, g in zip(over, (0.8, 1.0), strict=True)
                 for row in round_rows(times * (9000.0 + expected), 9000.0, g=g)]  # fmt: skip
@@ -169,6 +169,10 @@ def test_rounds_are_held_against_their_slices_and_collectives_with_waits_of_one_
         assert sorted(table["difference"]) == pytest.approx(apart, abs=1e-3)
         assert without in rank_verdict(table)
         assert verdict in rank_verdict(table)
+    both = [*round_rows(15_000.0, 9000.0), *round_rows(40_000.0, 20_000.0, rows=128)]
+    table = rank_table(rows_frame(both), collective_rows()).set_index("rows")
+    assert table["difference"].abs().max() < 1e-9
+    assert table.loc[128, "waits_us"] > 2 * table.loc[33, "waits_us"] > 0  # at 128 rows experts are products
     assert rank_table(rows_frame(round_rows(1.0, 1.0, gpus=1)), collective_rows()).empty
 
 

@@ -1,5 +1,7 @@
 """Fitted rounds: made-up times are found again, other GPUs scale what they have to scale, and runs are not mixed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,8 +12,9 @@ from kdlab.study.collectives import (
     LARGE_BYTES,
     MODELLED,
     collectives_us,
+    experts_are_products,
     fit_all_reduce,
-    fit_wait,
+    fit_waits,
     with_waits,
 )
 from kdlab.study.gpus import GPUS, MEASURED_H200, carried_over
@@ -178,14 +181,48 @@ def test_rounds_are_put_right_by_those_whose_experts_are_split_alike():
         assert found == pytest.approx(one.us, rel=0.05)
 
 
-def test_what_rounds_wait_for_beside_their_collectives_is_one_time_for_each():
+def test_what_rounds_wait_for_beside_their_collectives_goes_by_how_their_experts_are_computed():
     measured = fit_all_reduce(rounds.all_reduce_rows())
-    waiting = with_waits(measured, rounds.round_rows(gpus=2, waits_us=3.0, all_reduce=measured), TARGET, DRAFTER)
-    assert waiting.wait_us == pytest.approx(3.0)
-    assert waiting.us(8, 1e6, calls=5) == pytest.approx(measured.us(8, 1e6, calls=5) + 15.0)
-    assert "with 3.0 µs each that whole rounds take beside them" in waiting.source(8)
+    few, many = ((67, 1, 1024, 0.8), (79, 1, 1024, 0.8)), ((17, 4, 1024, 0.8), (16, 5, 1024, 0.8))
+    recorded = [
+        rounds.round_rows(points=points, experts=experts, gpus=2, waits_us=wait_us, all_reduce=measured)
+        for points, experts, wait_us in (
+            (few[:1], "tp", 3.0),
+            (few[1:], "ep", 3.0),
+            (many[:1], "tp", 12.0),
+            (many[1:], "ep", 12.0),
+        )
+    ]
+    waiting = with_waits(measured, pd.concat(recorded, ignore_index=True), TARGET, DRAFTER)
+    assert (waiting.wait_us, waiting.many_wait_us) == pytest.approx((3.0, 12.0))
+    for products, wait_us in ((False, 3.0), (True, 12.0)):
+        found = waiting.us(8, 1e6, calls=5, products=products)
+        assert found == pytest.approx(measured.us(8, 1e6, calls=5) + 5 * wait_us)
+    words = "with 3.0 µs each that whole rounds take beside them, 12.0 where experts are products of matrices"
+    assert words in waiting.source(8)
+    step = rounds.step_of(33, 4, 1024, 0.8)
+    calls = all_reduces(TARGET, DRAFTER, step)[0]
+    beside = collectives_us(TARGET, DRAFTER, step, all_reduce=waiting)
+    assert beside == pytest.approx(collectives_us(TARGET, DRAFTER, step, all_reduce=measured) + 12.0 * calls)
+    assert with_waits(waiting, pd.concat(recorded, ignore_index=True), TARGET, DRAFTER) == waiting
+
+
+@pytest.mark.parametrize(("experts", "first"), [("tp", 68), ("ep", 80)])
+def test_from_so_many_rows_on_experts_are_products(experts, first):
+    below, at = (rounds.step_of(rows, 1, 1024, 0.8, experts) for rows in (first - 1, first))
+    assert not experts_are_products(TARGET, below)
+    assert experts_are_products(TARGET, at)
+    assert not experts_are_products(replace(TARGET, experts_int4=False), at)
+
+
+def test_one_wait_stands_for_both_where_rounds_of_one_kind_were_recorded():
+    measured = fit_all_reduce(rounds.all_reduce_rows())
+    few = rounds.round_rows(points=((33, 1, 1024, 0.8),), gpus=2, waits_us=3.0, all_reduce=measured)
+    waiting = with_waits(measured, few, TARGET, DRAFTER)
+    assert (waiting.wait_us, waiting.many_wait_us) == pytest.approx((3.0, 3.0))
+    assert waiting.source(2).endswith("with 3.0 µs each that whole rounds take beside them")
     assert with_waits(measured, rounds.round_rows(), TARGET, DRAFTER) == measured  # rounds of one GPU say nothing of it
-    assert fit_wait([90.0, 80.0], [100.0, 100.0], [10, 10]) == 0.0
+    assert fit_waits([90.0, 80.0], [100.0, 100.0], [10, 10], [False, True]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("field", ["gpu", "gpu_uuid", "commit", "torch"])

@@ -14,7 +14,7 @@ from kdlab.bench.rows import read_rows
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError
 from kdlab.paths import DATA, K26_SHAPES
-from kdlab.study.collectives import MODELLED, fit_all_reduce, with_waits
+from kdlab.study.collectives import MODELLED, experts_are_products, fit_all_reduce, with_waits
 from kdlab.study.compare import check_comparable
 from kdlab.study.phase import BEST, COMPARISONS, Rivals, RoundCost, phase_table
 from kdlab.study.recorded_rounds import read_rounds, recorded_step
@@ -201,8 +201,10 @@ def _several(rows: pd.DataFrame, cost: RoundCost) -> pd.DataFrame:
         point = {"g": case["g"], "streams": case["streams"], "context": case["context"]}
         split = replace(cost, experts=case["experts"])
         whole = split.time(case["rows"], drafts=drafter is not None, **point).whole_us
-        calls, moved = all_reduces(cost.target, drafter, recorded_step(case, cost.target))
-        fitted = whole + cost.fit.all_reduce.us(case["gpus"], moved, calls=calls)
+        step = recorded_step(case, cost.target)
+        calls, moved = all_reduces(cost.target, drafter, step)
+        products = experts_are_products(cost.target, step)
+        fitted = whole + cost.fit.all_reduce.us(case["gpus"], moved, calls=calls, products=products)
         known = {"rows": case["rows"], **point, "experts": case["experts"], "gpus": case["gpus"]}
         found.append(known | {"measured_us": us, "fitted_us": fitted})
     names = ["rows", "g", "streams", "context", "experts", "gpus", "measured_us", "fitted_us"]

@@ -9,7 +9,7 @@ from kdlab.bench.collectives import CollectiveTimes
 from kdlab.bench.full_width.table import KEYS, with_case
 from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.paths import K26_SHAPES
-from kdlab.study.collectives import fit_wait
+from kdlab.study.collectives import experts_are_products, fit_waits
 from kdlab.study.recorded_rounds import recorded_step
 from kdlab.study.step_cost import all_reduces
 
@@ -26,8 +26,8 @@ def rank_table(rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         KEYS, us (the round), slice_us (the same without collectives), collectives_us (what chains of them let expect),
-        inside_us (us - slice_us), waits_us (what a round waits for each all-reduce beside it, `fit_wait` of all lines)
-        and difference: of us from slice_us + collectives_us + waits_us, as a share of that sum.
+        inside_us (us - slice_us), waits_us (what a round waits for its all-reduces beside them, `fit_waits` of all
+        lines) and difference: of us from slice_us + collectives_us + waits_us, as a share of that sum.
 
     Raises:
         ArgumentError: collectives of so many ranks, or of such sizes, were not timed.
@@ -38,11 +38,13 @@ def rank_table(rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
     found["slice_us"] = timed.loc[timed["metric"] == "slice", "value"]
     found = found.dropna().reset_index()
     alone = [_collectives(times, point) for point in found[KEYS].to_dict("records")]
-    found["collectives_us"] = [us for us, _ in alone]
+    found["collectives_us"] = [us for us, _, _ in alone]
     found["inside_us"] = found["us"] - found["slice_us"]
     expected = found["slice_us"] + found["collectives_us"]
-    calls = pd.Series([number for _, number in alone], dtype=float)
-    found["waits_us"] = calls * (fit_wait(found["us"], expected, calls) if len(calls) else 0.0)
+    calls = pd.Series([number for _, number, _ in alone], dtype=float)
+    many = pd.Series([products for _, _, products in alone], dtype=bool)
+    wait_us, many_wait_us = fit_waits(found["us"], expected, calls, many) if len(calls) else (0.0, 0.0)
+    found["waits_us"] = calls * many.map({False: wait_us, True: many_wait_us})
     found["difference"] = found["us"] / (expected + found["waits_us"]) - 1.0
     return found
 
@@ -53,14 +55,16 @@ def rank_verdict(table: pd.DataFrame) -> str:
     without = table["us"] / (table["slice_us"] + table["collectives_us"]) - 1.0
     return (
         f"slice + collectives: {int((without.abs() <= MOST_APART).sum())} of {len(table)} rounds within "
-        f"{MOST_APART:.0%}, {without.min():+.1%} to {without.max():+.1%}; with waits of one length for each "
-        f"all-reduce, fitted to these rounds: {int((apart <= MOST_APART).sum())}, the furthest {apart.max():.1%} away"
+        f"{MOST_APART:.0%}, {without.min():+.1%} to {without.max():+.1%}; with a wait for each all-reduce, fitted to "
+        f"these rounds (one where experts are products of matrices, one elsewhere): "
+        f"{int((apart <= MOST_APART).sum())}, the furthest {apart.max():.1%} away"
     )
 
 
-def _collectives(times: CollectiveTimes, point: dict[str, Any]) -> tuple[float, int]:
-    """Microseconds of a round's collectives alone, and how many of them are all-reduces."""
+def _collectives(times: CollectiveTimes, point: dict[str, Any]) -> tuple[float, int, bool]:
+    """Microseconds of a round's collectives alone, how many are all-reduces, and whether experts are products."""
     target, drafter = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
     target, step = replace(target, num_hidden_layers=point["layers"]), recorded_step(point, target)
     drafts = drafter if point["rows"] > 1 else None
-    return times.round_us(target, drafts, step, point["gpus"]), all_reduces(target, drafts, step)[0]
+    us, (calls, _) = times.round_us(target, drafts, step, point["gpus"]), all_reduces(target, drafts, step)
+    return us, calls, experts_are_products(target, step)
