@@ -4,14 +4,15 @@ A stage takes slope * (the longer of its bytes' and its operations' time) + rest
 launch + a price a part: a perfect kernel has a slope of 1 and hides the shorter one. The numbers are fitted to the
 times of one GPU by least squares of the relative error, the slope at least 1 (which leaves to the launches nothing that
 is bytes, where weights are all that a stage reads), the others at least 0. Attention alone has parts, and no rest: with
-a rest, one row of 16 streams at 32k, no stage of which was timed, comes out too long by 12 %. It goes by operations
-of whole tiles: by those of used rows alone, that round is too long by 23 % and 17 rows of as many streams (136 of 192
+a rest, one row of 16 streams at 32k, no stage of which was timed, comes out too long by 10 %. It goes by operations
+of whole tiles: by those of used rows alone, that round is too long by 22 % and 17 rows of as many streams (136 of 192
 pairs) are too short by a seventh; their attention, timed alone, by a third.
 A whole round takes scale * the sum of its stages + a fixed time, fitted to whole rounds alike. What it is still off by
 depends on the rows of all streams, with or without a drafter, and on how experts are split, and is put right by rounds
-of the same: kernels change their ways with these. Before that, rounds of whole experts come out too short by 14 % at
-one row, too long by 9 % at 2,080 (their experts by 35 %, by 5 %). Two fits of experts, below and from the 73 rows on
-that go by products of matrices, bring these stages to within 10 %; rounds that are put right gain nothing.
+of the same: kernels change their ways with these. Before that, rounds of whole experts come out too short by 10 % at
+one row, too long by 6 % at 2,080 (their experts by 30 %, by 4 %). Two fits of experts, below and from the rows on that
+go by products of matrices, leave one row of whole ones too short by 29 %, and rounds that are put right farther off
+(2.1 % instead of 1.8).
 Collectives come on top, see `collectives`.
 """
 
