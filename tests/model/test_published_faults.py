@@ -82,6 +82,14 @@ def test_a_missing_tensor_of_no_layer_is_named_with_the_shard_of_its_like(name, 
     assert str(caught.value) == f"{tmp_path}: missing tensors: {plain} (others outside the layers are in {shard})"
 
 
+def with_header(path, change):
+    """Write a shard again with another header, a text."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = change(data[8:end].decode().rstrip()).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+
+
 def test_a_tensor_twice_in_the_index_or_in_a_header_is_named(folders, tmp_path):
     shard = shard_of(folders[0], NORM)
     damaged(folders[0], tmp_path, shard, lambda tensors: tensors)
@@ -91,12 +99,7 @@ def test_a_tensor_twice_in_the_index_or_in_a_header_is_named(folders, tmp_path):
     with pytest.raises(CheckpointError, match=f"{INDEX}: .*{NORM} more than once"):
         Checkpoint(tmp_path)
     (tmp_path / INDEX).write_text(index)
-    data = (tmp_path / shard).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + length].rstrip()
-    entry = json.dumps({NORM: json.loads(header)[NORM]}).encode()
-    header = header[:-1] + b"," + entry[1:]
-    (tmp_path / shard).write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    with_header(tmp_path / shard, lambda text: text[:-1] + "," + json.dumps({NORM: json.loads(text)[NORM]})[1:])
     with pytest.raises(CheckpointError, match=f"{shard}: .*{NORM} more than once"):
         Checkpoint(tmp_path)
 
@@ -104,12 +107,13 @@ def test_a_tensor_twice_in_the_index_or_in_a_header_is_named(folders, tmp_path):
 def test_a_tensor_past_the_end_of_its_file_is_named(folders, tmp_path):
     shard = shard_of(folders[0], NORM)
     damaged(folders[0], tmp_path, shard, lambda tensors: tensors)
-    data = (tmp_path / shard).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header[NORM]["data_offsets"] = [offset + 2**40 for offset in header[NORM]["data_offsets"]]
-    text = json.dumps(header).encode()
-    (tmp_path / shard).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    def moved(text):
+        header = json.loads(text)
+        header[NORM]["data_offsets"] = [offset + 2**40 for offset in header[NORM]["data_offsets"]]
+        return json.dumps(header)
+
+    with_header(tmp_path / shard, moved)
     with pytest.raises(CheckpointError, match=f"^{tmp_path / shard}: expected a whole .*{NORM} ends at .* cut short$"):
         Checkpoint(tmp_path)
 
