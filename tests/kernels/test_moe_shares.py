@@ -56,15 +56,15 @@ def test_each_slab_has_one_block_and_each_cut_unit_one_that_goes_on(slabs, csrc)
     (csrc / "shares.cu").write_text(SHARES)
     shares_of = jit.kernel(jit.Build("shares.cu", (("UNIT_SLABS", slabs),)), "shares", torch.device("cuda", 0))
     for blocks in (6, 132, 264):
-        for units in (0, 1, 8, 131, 132, 216, 263, 400):
+        for units in (0, 1, 8, 131, 132, 136, 216, 263, 400):
             for others in (0, 32, 96, 256, 300):
                 for eighths in (6, 94):
                     out = torch.full((blocks, 5), -1, dtype=torch.int64, device="cuda")
                     shares_of.launch(blocks, 1, out, *map(np.int64, (units, others, eighths)))
                     shares = out.tolist()
                     assert_each_slab_has_its_block(shares, units, others, slabs)
-                    whole = [row for row in shares if row[2] < row[3] and row[3] - row[2] == slabs]
-                    assert 2 * units >= blocks or len(whole) == units
+                    whole = [block for block, row in enumerate(shares) if row[3] - row[2] == slabs]
+                    assert 2 * units >= blocks or whole == list(range(blocks - units, blocks))
     shares[-1][3] -= 1
     with pytest.raises(AssertionError):
         assert_each_slab_has_its_block(shares, units, others, slabs)
