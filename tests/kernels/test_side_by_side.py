@@ -10,7 +10,7 @@ from kdlab.kernels.side_by_side import side_by_side
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
-SLOW = 2_000_000  # clocks, about a millisecond: whoever does not wait is early
+SLOW = 2_000_000  # clocks, about a millisecond: whoever does not wait is early; ahead of the fork twice as long
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(cells, fault=""):
     """
     first, second, third = cells.split(1)
     cells.zero_()
-    torch.cuda._sleep(SLOW)
+    torch.cuda._sleep(2 * SLOW)
     first.fill_(1)
 
     def work():
@@ -38,7 +38,7 @@ def run(cells, fault=""):
         if fault == "no join":
             side.wait_stream(main)
         with torch.cuda.stream(side):
-            torch.cuda._sleep(SLOW if fault == "no join" else 1)
+            torch.cuda._sleep(SLOW)
             work()
         torch.add(first, 1, out=third)
         if fault == "no fork":
