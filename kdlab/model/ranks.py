@@ -243,7 +243,7 @@ def _start_group(backend: str, device: torch.device, start_timeout: float) -> di
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=start_timeout)))
     except RuntimeError as error:  # torch's own launchers hold the store themselves, and do not come here
-        raise KdlabError(f"not every rank started within {start_timeout:g} s: {error}") from error
+        raise KdlabError(f"not every rank started (start_timeout {start_timeout:g} s): {error}") from error
     except ValueError as error:  # one of torchrun's environment variables is missing
         expected = "1, or processes that `torchrun --nproc-per-node RANKS` started"
         raise ArgumentError("ranks", expected, "one process alone") from error
