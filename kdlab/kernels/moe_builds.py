@@ -33,8 +33,8 @@ _NARROW = 256
 Path = Literal["few", "slices", "rows", "many"]
 """What runs, and the shared expert with it. few: both kernels of moe_few_rows.cu, with the shared expert inside. rows:
 the three of moe_int4.cu, with its products as units of work beside the routed ones. slices: the first of these, with
-the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, beside
-whose kernels torch multiplies for it, on a second stream, and which activates and adds the results."""
+the same units, and moe_slices.cu, a warp of which has it. many: moe_many_rows.cu, beside whose
+kernels torch multiplies for it, on a second stream, and which activates and adds the results."""
 
 
 def moe_path(

@@ -40,7 +40,8 @@ def moe_int4(
     A row's result does not depend on what the other rows are, bit for bit. It depends on how many they are, as other
     kernels, with sums in another order, run (`moe_builds.moe_path`) up to FEW_ROWS rows of narrow INT4 experts, from
     MANY_ROWS rows on (wide experts MANY_ROWS_WHOLE), where torch multiplies for the shared expert, in other ways for
-    other numbers of rows, and from WIDE_ROWS on. On a GPU nothing waits for the host.
+    other numbers of rows, and from WIDE_ROWS on. On a GPU nothing waits for the host. Graphs with MANY_ROWS rows and a
+    shared expert, captured by one thread, have one workspace of torch's for it: no two of them may run at once.
 
     Args:
         x: [T, D] float32, bfloat16 or float16 (the reference also takes float64).

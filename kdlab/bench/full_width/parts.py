@@ -13,8 +13,9 @@ from kdlab.model.target import Target
 def part_work(target: Target, tokens: int) -> Callable[[], None]:
     """Return a call that runs each part of `kdlab.study.step_cost.round_parts` in a stage of its name.
 
-    The norm is the round's own kernel. The shared expert has no launch of its own in a round, where `moe_int4` computes
-    it among the routed ones or beside them; here its weights go through the ops of a dense layer.
+    The norm is the round's own kernel. The shared expert is no stage of its own in a round: `moe_int4` has it in the
+    kernels of the routed ones, or from MANY_ROWS rows on in kernels beside theirs. Here its weights go through the ops
+    of a dense layer.
 
     Args:
         target: whose weights are read, those of all layers.
