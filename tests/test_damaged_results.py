@@ -7,18 +7,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kdlab.bench import read_rows
+from kdlab.bench import read_rows, write_rows
 from kdlab.bench.collectives import collective_table
 from kdlab.bench.full_width.table import point_table
 from kdlab.bench.kernels import compare_runs
 from kdlab.bench.row_rules import ROW_RULES
 from kdlab.cli import main
+from kdlab.config import DrafterConfig, TargetConfig
 from kdlab.errors import ArgumentError, SchemaError
-from kdlab.paths import DATA
+from kdlab.paths import DATA, K26_SHAPES
 from kdlab.profiling import load_nsight
 from kdlab.study import grid_table
-from kdlab.study.collectives import fit_all_reduce
+from kdlab.study.collectives import MODELLED, fit_all_reduce, with_waits
 from kdlab.study.sweep_file import load_sweeps
+from tests.bench.samples import made_up_rows
 
 NAN, INF = float("nan"), float("inf")
 ROUNDS, REDUCES, KERNELS = (f"{name}-h200.parquet" for name in ("rounds", "all-reduce", "kernels"))
@@ -76,15 +78,25 @@ def with_value(table, column, row, value):
         (KERNELS, "case", (("of", "gone"),), "'of' in it, a text"),
         (KERNELS, "provenance", NO_JSON, "a JSON object"),
         (ROUNDS, "case", (("rows", 0), ("rows", "gone"), ("rows", "x"), ("rows", 2**40)), "'rows' in it, a count"),
+        (ROUNDS, "case", (("context", -1), ("context", "x"), ("context", "gone")), "'context' in it, a count"),
+        (ROUNDS, "case", (("gpus", 0), ("gpus", "x")), "'gpus' in it, a count of at least 1 where it is given"),
         (ROUNDS, "case", (("experts", "x"),), "'experts' in it, 'tp' or 'ep'"),
+        (ROUNDS, "case", (("stage", 3), ("stage", "gone")), "'stage' in it, a text"),
         (ROUNDS, "case", (("g", -0.5), ("g", 2), ("g", True)), "'g' in it, a number from 0 to 1"),
         (REDUCES, "case", (("dtype", "int8"),), "'dtype' in it"),
         (REDUCES, "case", (("width", 0),), "'width' in it"),
+        (REDUCES, "case", (("bytes", 0), ("bytes", "gone")), "'bytes' in it"),
+        (REDUCES, "case", (("what", 3), ("what", "gone")), "'what' in it"),
         (REDUCES, "sample_prompts", ([0],), "a prompt for each sample"),
         (LAUNCHES, "duration_us", (0.0, NAN, -1.0), "a finite number above 0"),
         (LAUNCHES, "dram_read", (NAN, -1.0), "a finite number of at least 0"),
         (LAUNCHES, "layer", (-1,), "a finite number of at least 0"),
-        (LAUNCHES, "provenance", (*NO_JSON, ("floors", [1]), ("floors", {"x": {"y": [1]}})), "JSON object|floors of"),
+        (
+            LAUNCHES,
+            "provenance",
+            (*NO_JSON, ("floors", [1]), ("floors", {"x": {"y": [1]}}), ("floors", {"x": {"y": ["1", 1, 1]}})),
+            "JSON object|floors of",
+        ),
         (SWEEPS, "round_lengths", ([], [0] * 7, None), "a count of at least 1 for each round|nulls, expected none"),
         (SWEEPS, "setting", (NAN, -1.0), "a finite number of at least 0"),
         (SWEEPS, "provenance", NO_JSON, "a JSON object"),
@@ -97,8 +109,8 @@ def test_a_hostile_value_is_named_with_its_place(tmp_path, name, column, values,
     row = next(i for i, value in enumerate(table[column].to_pylist()) if name == "grid" or i > 0 or value is None)
     if name == KERNELS and column in ("value", "median", "p90", "samples"):
         row = table["unit"].to_pylist().index("us")
-    if name == KERNELS and values[0] == ("of", "gone"):
-        row = table["op"].to_pylist().index("ceiling")
+    if column == "case" and isinstance(values[0], tuple):  # a row whose case has the word
+        row = next(i for i, case in enumerate(table["case"].to_pylist()) if values[0][0] in json.loads(case))
     read(save(table, tmp_path / "whole.parquet"))
     for value in values:
         path = save(with_value(table, column, row, value), tmp_path / "hostile.parquet")
@@ -106,6 +118,25 @@ def test_a_hostile_value_is_named_with_its_place(tmp_path, name, column, values,
             read(path)
         place = f"column {column!r}" if value is None and name == SWEEPS else f"column {column!r}, row {row}"
         assert str(found.value).startswith(f"{path}: {place}")
+
+
+@pytest.mark.parametrize("word", ["stage", "part"])
+def test_a_part_says_its_name_and_whose_it_is(tmp_path, word):
+    rows = made_up_rows({9: 100.0})
+    at = rows.index[rows["metric"] == "part"][0]
+    case = json.loads(rows.loc[at, "case"])
+    del case[word]
+    rows.loc[at, "case"] = json.dumps(case)
+    write_rows(rows, tmp_path / "hostile.parquet")
+    with pytest.raises(SchemaError, match=f"column 'case', row {at}: expected '{word}' in it, a text"):
+        read_rows(tmp_path / "hostile.parquet")
+
+
+def test_a_round_of_no_tokens_is_refused(tmp_path):
+    _, *others = table_of(SWEEPS)["round_lengths"].to_pylist()[0]
+    path = save(with_value(table_of(SWEEPS), "round_lengths", 0, [0, *others]), tmp_path / "hostile.parquet")
+    with pytest.raises(SchemaError, match="column 'round_lengths', row 0: expected a count of at least 1 for each"):
+        load_sweeps(path)
 
 
 def test_no_collectives_are_no_table():
@@ -157,3 +188,6 @@ def test_a_measurement_that_is_there_twice_is_refused():
         point_table(rounds)
     with pytest.raises(ArgumentError, match="each arm once"):
         compare_runs(kernels, kernels)
+    pair = TargetConfig.load(K26_SHAPES / "target"), DrafterConfig.load(K26_SHAPES / "drafter")
+    with pytest.raises(ArgumentError, match=r"rows: expected each round once, got .* twice"):
+        with_waits(MODELLED, read_rows(*[DATA / "recorded" / "rounds-2gpu.parquet"] * 2), *pair)

@@ -53,7 +53,7 @@ def test_a_run_row_of_another_form_is_refused(name, load, row, tmp_path):
 )  # fmt: skip
 def test_an_entry_of_another_type_is_refused_by_name(source, load, key, value, tmp_path):
     rewrite(GOLDEN / source, tmp_path / "file", lambda row: row["prompts"][0].update({key: value}))
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError, match=f"^{tmp_path / 'file'}: "):
         load(tmp_path / "file")
 
 
@@ -75,14 +75,27 @@ def test_rounds_that_contradict_themselves_are_refused(column, change, tmp_path)
         return table.set_column(place, pa.field(column, kind), pa.array(values, kind))
 
     rewrite(GOLDEN / "rounds-v1.parquet", tmp_path / "file", edit_table=edit)
-    with pytest.raises((SchemaError, TreeError)):
+    with pytest.raises((SchemaError, TreeError), match=f"^{tmp_path / 'file'}: "):
+        load_run(tmp_path / "file")
+
+
+def test_a_round_with_another_tree_than_it_says_is_named_by_its_row(tmp_path):
+    def edit(table):
+        column = table.column_names.index("depths")
+        depths = table["depths"].to_pylist()
+        depths[1] = [depth + 1 for depth in depths[1]]
+        field = table.schema.field("depths")
+        return table.set_column(column, field, pa.array(depths, field.type))
+
+    rewrite(GOLDEN / "rounds-v1.parquet", tmp_path / "file", edit_table=edit)
+    with pytest.raises(SchemaError, match=f"^{tmp_path / 'file'}: row 1: depths: expected"):
         load_run(tmp_path / "file")
 
 
 def test_rows_in_another_order_are_refused(tmp_path):
     for name, load in (("rounds-v1.parquet", load_run), ("field-v1.parquet", load_field)):
         rewrite(GOLDEN / name, tmp_path / name, edit_table=lambda table: table.take(list(range(table.num_rows))[::-1]))
-        with pytest.raises((SchemaError, TreeError)):
+        with pytest.raises((SchemaError, TreeError), match=f"^{tmp_path / name}: "):
             load(tmp_path / name)
 
 
