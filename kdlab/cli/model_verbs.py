@@ -10,6 +10,8 @@ from kdlab.cli.output import Progress, Reading, print_json, print_table, say
 from kdlab.cli.ranks import is_first_rank, run_on_ranks
 from kdlab.errors import ArgumentError
 
+_MOST_THREADS = 1024  # far more end the process when they are started
+
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """Decode prompts and print text and tokens per round."""
@@ -151,7 +153,7 @@ def _pair(arguments: argparse.Namespace) -> Any:
     from kdlab.checks import check_int
 
     if arguments.threads is not None:
-        torch.set_num_threads(check_int("--threads", arguments.threads, minimum=1))
+        torch.set_num_threads(check_int("--threads", arguments.threads, minimum=1, maximum=_MOST_THREADS))
     elif arguments.device == "cpu":
         torch.set_num_threads(1)
     return kdlab.load_pair(

@@ -142,6 +142,7 @@ def test_record_then_sweep_equals_generate(kdlab, prompts, tmp_path):
         (["generate", "PROMPTS", "--device", "cuda:99"], 2, "cuda"),
         (["generate", "PROMPTS", "--device", "tpu"], 2, "device"),
         (["generate", "PROMPTS", "--threads", "0"], 2, "--threads"),
+        (["generate", "PROMPTS", "--threads", str(2**40)], 2, "--threads: expected at most 1024"),
         (["generate", "PROMPTS", "--method", "beam"], 2, "give --width N"),
         (["generate", "PROMPTS", "--width", "3"], 2, "--width: expected --method beam"),
         (["generate", "PROMPTS", "--bugdet", "3"], 2, "did you mean --budget?"),
