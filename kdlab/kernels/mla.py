@@ -49,6 +49,20 @@ def cache_rows(block_table: Tensor, index: Tensor, page_size: int) -> Tensor:
     return block_table.long().gather(1, index // page_size) * page_size + index % page_size
 
 
+def check_pages(places: Tensor, num_rows: int) -> None:
+    """Raise ArgumentError where a block table led outside of the pages.
+
+    Args:
+        places: i64, rows of pages.flatten(0, 1) that are read or written; looked at on the CPU only.
+        num_rows: rows of all pages.
+    """
+    if places.device.type != "cpu" or not places.numel():
+        return
+    low, high = places.aminmax()
+    if low < 0 or high >= num_rows:
+        raise ArgumentError("block_table", f"pages that hold rows 0 to {num_rows - 1}", f"{int(low)} to {int(high)}")
+
+
 def visible_keys(
     block_table: Tensor, prefix_len: Tensor, mask: Tensor, *, page_size: int, num_heads: int, dtype: torch.dtype
 ) -> Keys:

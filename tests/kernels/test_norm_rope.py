@@ -121,6 +121,8 @@ def test_auto_on_the_cpu_is_the_reference(dtype, interleaved):
         (dict(q=torch.zeros(3, 9, 3, 32).half()), ShapeError, "float32, as kv"),
         (dict(sin=torch.zeros(3, 9, 4, device="meta")), ShapeError, "on cpu"),
         (dict(prefix_len=torch.tensor([62, 0, 126], dtype=torch.int32)), ArgumentError, "cache rows"),
+        (dict(block_table=torch.full((3, 2), 99, dtype=torch.int32)), ArgumentError, "block_table: expected pages"),
+        (dict(block_table=torch.full((3, 2), -1, dtype=torch.int32)), ArgumentError, "block_table: expected pages"),
         (dict(impl="fast"), ArgumentError, "impl"),
         (dict(impl="cuda"), UnsupportedDevice, "cpu"),
     ],

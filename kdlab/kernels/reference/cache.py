@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kdlab.kernels.mla import cache_rows
+from kdlab.kernels.mla import cache_rows, check_pages
 from kdlab.kernels.reference.ops import rms_norm
 from kdlab.kernels.rope import apply_rope
 
@@ -40,7 +40,7 @@ def norm_rope(
         interleaved: layout of the pairs, see `apply_rope`.
 
     Raises:
-        ArgumentError: a row lies outside the block table (checked on the CPU).
+        ArgumentError: a used row lies outside the block table or the pages (checked on the CPU).
     """
     latent_dim = norm_weight.shape[0]
     rows = torch.arange(kv.shape[1], device=kv.device)
@@ -50,7 +50,9 @@ def norm_rope(
     # Index by index, as the number of used rows differs from stream to stream; unused ones may lie past the table.
     streams, row = used.nonzero(as_tuple=True)
     index = torch.where(used, prefix_len.long()[:, None] + rows, 0)
-    pages.view(-1, pages.shape[-1])[cache_rows(block_table, index, pages.shape[1])[streams, row]] = new[streams, row]
+    flat, places = pages.view(-1, pages.shape[-1]), cache_rows(block_table, index, pages.shape[1])[streams, row]
+    check_pages(places, flat.shape[0])
+    flat[places] = new[streams, row]
     turned = apply_rope(q_rope, cos[:, :, None], sin[:, :, None], interleaved)
     q[streams, row, :, latent_dim:] = turned[streams, row]
 

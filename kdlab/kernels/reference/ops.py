@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from kdlab.checks import check_int, check_shape
 from kdlab.kernels.experts import ExpertWeights
-from kdlab.kernels.mla import attend, cache_rows, compute_dtype, visible_keys
+from kdlab.kernels.mla import attend, cache_rows, check_pages, compute_dtype, visible_keys
 from kdlab.kernels.philox import gumbel_noise
 
 TOP_P_REACHED = 1 - 2.0**-32
@@ -118,18 +118,20 @@ def kv_commit(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tens
         block_table: [S, M] i32.
         prefix_len: [S] i32, rows before the root.
         path: [S, L + 1] i32, accepted row indices, root first, -1 padded.
+
+    Raises:
+        ArgumentError: a row that moves lies outside the block table or the pages (checked on the CPU).
     """
     check_shape("path", path, [block_table.shape[0], "L+1"])
     depth = torch.arange(path.shape[1], device=path.device)
     moved = (path >= 0) & (depth > 0)
-    # What does not move is written onto itself: row 0 of the stream, which is nobody's destination.
-    first = prefix_len.long()[:, None]
-    source = torch.where(moved, first + path, 0)
-    destination = torch.where(moved, first + depth, 0)
-    page_size = pages.shape[2]
-    rows = pages.view(pages.shape[0], -1, pages.shape[-1])
-    values = rows[:, cache_rows(block_table, source, page_size).flatten()]
-    rows[:, cache_rows(block_table, destination, page_size).flatten()] = values
+    num_rows, first = pages.shape[1] * pages.shape[2], prefix_len.long()[:, None]
+    both = [torch.where(moved, first + row, 0) for row in (path, depth)]
+    source, destination = (cache_rows(block_table, index, pages.shape[2])[moved] for index in both)
+    for places in (source, destination):
+        check_pages(places, num_rows)
+    rows = pages.view(pages.shape[0], num_rows, pages.shape[3])
+    rows[:, destination] = rows[:, source]
 
 
 def draft_topk(logits: Tensor, k: int) -> TopK:
