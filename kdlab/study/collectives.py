@@ -7,9 +7,9 @@ of all-reduces. A round takes longer still: the kernel behind a collective of NC
 behind one of kdlab's, and ranks wait for one another. That is a wait for each of them, fitted to whole rounds of
 several GPUs: one where experts are products of matrices (sliced ones from 68 rows on, whole ones from 80), one
 elsewhere, as the recorded rounds fall in two there: 1 to 5 us below, 8 to 13 above, and 72 rows of sliced experts are
-above, of whole ones below. From these rows on the shared expert runs on a branch beside the routed ones, which gains a
-slice on one GPU 3 to 4 % and the round over two GPUs 0 to 0.8 %; why NCCL's all-reduces take that back is not known.
-With one wait for all, rounds of 128 rows take up to 7 % longer than they should.
+above, of whole ones below. There the shared expert runs on a branch beside the routed ones, which gains a slice on one
+GPU 3 to 4 % and the round over two 0 to 0.8 %. That is part of it, though without such a branch such rounds waited
+longer too, 7 us; the rest is not known. With one wait for all, rounds of 128 rows come out too short by up to 7 %.
 """
 
 import json
