@@ -170,8 +170,12 @@ def _checked_version(path: Path, metadata: Mapping[str, str], table_format: Tabl
 
 def _fit(table: pa.Table, schema: pa.Schema, path: str, *, fill: bool) -> pa.Table:
     """Return `table` with exactly the columns and types of `schema`; `fill` puts nulls for missing nullable columns."""
-    unknown = [name for name in table.column_names if name not in schema.names]
-    missing = [f.name for f in schema if f.name not in table.column_names and not (fill and f.nullable)]
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"{path}: columns {twice} are there more than once")
+    unknown = [name for name in names if name not in schema.names]
+    missing = [f.name for f in schema if f.name not in names and not (fill and f.nullable)]
     if unknown or missing:
         raise SchemaError(f"{path}: unknown columns {unknown}, missing columns {missing}")
     columns = [_fit_column(table, field, path) for field in schema]

@@ -51,6 +51,14 @@ def test_another_kind_is_refused(tmp_path):
         read_table(tmp_path / "p", TableFormat("lines", 1, V1.fields))
 
 
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    write_table(tmp_path / "p", COLUMNS, V1)
+    table = pq.read_table(tmp_path / "p")
+    pq.write_table(table.append_column("name", table["name"]), tmp_path / "p")
+    with pytest.raises(SchemaError, match=r"p: columns \['name'\] are there more than once"):
+        read_table(tmp_path / "p", V1)
+
+
 def test_foreign_broken_and_absent_files(tmp_path):
     pq.write_table(pa.table(COLUMNS), tmp_path / "foreign")
     with pytest.raises(SchemaError, match="not a kdlab table"):
