@@ -185,12 +185,16 @@ def collective_table(rows: pd.DataFrame) -> pd.DataFrame:
         collective adds), chain_us and between_us.
 
     Raises:
-        ArgumentError: no such rows.
+        ArgumentError: no such rows, or one is there twice.
     """
-    timed = rows[rows["op"].isin(["all_reduce", "all_gather"])].set_index(["op", "case"])
-    if timed.empty:
-        raise ArgumentError("rows", "rows of `kdlab bench collectives`", "none")
+    timed = rows[rows["op"].isin(["all_reduce", "all_gather"])]
+    twice = timed[timed.duplicated(["op", "case", "metric"])]
+    if len(twice):
+        raise ArgumentError("rows", "each time once", f"{twice['metric'].iloc[0]} of {twice['case'].iloc[0]} twice")
+    timed = timed.set_index(["op", "case"])
     added = timed[timed["metric"] == timed.index.get_level_values("op")]
+    if added.empty:
+        raise ArgumentError("rows", "rows of `kdlab bench collectives`", "none")
     found = added[["value", "p10", "p90"]].rename(columns={"value": "us"})
     for name in ("chain", "between"):
         found[f"{name}_us"] = timed.loc[timed["metric"] == name, "value"]

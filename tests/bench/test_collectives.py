@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -143,6 +144,16 @@ def test_times_stand_between_the_sizes_that_were_measured():
         times.round_us(TARGET, None, ar, 8)
     with pytest.raises(ArgumentError, match="1 to 520"):
         times.round_us(TARGET, DRAFTER, replace(step, streams=32), 4)
+
+
+def test_times_that_stand_twice_or_not_at_all_are_refused():
+    rows = collective_rows()
+    for metric in ("all_reduce", "chain"):
+        twice = pd.concat([rows, rows[rows["metric"] == metric].head(1)])
+        with pytest.raises(ArgumentError, match=f"each time once, got {metric} of .* twice"):
+            collective_table(twice)
+    with pytest.raises(ArgumentError, match="rows of `kdlab bench collectives`, got none"):
+        collective_table(rows[rows["metric"] == "chain"])
 
 
 def round_rows(us, slice_us, gpus=4, g=0.8, rows=33):
