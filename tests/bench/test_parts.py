@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from kdlab.bench.full_width import parts
 from kdlab.bench.full_width.parts import part_work
 from kdlab.bench.full_width.point import Point
 from kdlab.bench.full_width.random_pair import random_pair
-from kdlab.bench.full_width.suite import bench_round
+from kdlab.bench.full_width.suite import _alone, bench_round
 from kdlab.bench.full_width.table import part_table, point_table, stage_table
 from kdlab.config import TargetConfig
 from kdlab.kernels.stage import observed
@@ -68,6 +69,16 @@ def test_the_shared_expert_of_every_layer_with_experts_and_the_last_norm_are_run
 def test_without_shared_experts_there_is_a_norm_alone(monkeypatch):
     _, seen = watched(monkeypatch, replace(TINY, n_shared_experts=0))
     assert [name for name, *_ in seen] == ["final norm"]
+
+
+def test_a_part_is_told_with_its_stage_and_a_floor_of_its_own():
+    found = SimpleNamespace(
+        step=Step(5, 4.0, ranks=2), stages={"experts": [3.0], "other": [1.0]}, parts={"shared expert": [2.0]}
+    )
+    *stages, (metric, words, samples, floor) = _alone(TINY, found, {"experts": 1.0}, {"read": 4.0, "matrix": 700.0})
+    assert stages == [("stage", {"stage": "experts"}, [3.0], 1.0), ("stage", {"stage": "other"}, [1.0], None)]
+    assert (metric, words, samples) == ("part", {"stage": "experts", "part": "shared expert"}, [2.0])
+    assert floor > 0
 
 
 def test_parts_stand_beside_their_stages_and_in_no_sum():

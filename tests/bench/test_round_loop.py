@@ -21,7 +21,7 @@ class MadeUpEvent:
         self.gpu, self.at = gpu, None
 
     def record(self):
-        self.gpu.gpu = self.at = max(self.gpu.gpu, self.gpu.host)
+        self.gpu.gpu = self.at = max(self.gpu.gpu, self.gpu.host) + self.gpu.event_us
 
     def query(self):
         return self.at <= self.gpu.host
@@ -33,10 +33,11 @@ class MadeUpEvent:
 class MadeUpGpu:
     """A host and a GPU with clocks of their own: launches queue up, a read waits for its copy."""
 
-    def __init__(self, monkeypatch, *, round_us, launch_us=300.0, copy_us=8.0, read_us=100.0, wander=0.0):
+    def __init__(self, monkeypatch, *, round_us, launch_us=300.0, copy_us=8.0, read_us=100.0, wander=0.0, event_us=0.0):
         self.host = self.gpu = 0.0
         self.round_us, self.launch_us, self.copy_us, self.read_us = round_us, launch_us, copy_us, read_us
         self.wander, self.draws, self.copied, self.rounds = wander, random.Random(2), [], []
+        self.event_us = event_us
         monkeypatch.setattr(point, "Mailbox", lambda sources, depth: self)
         monkeypatch.setattr(point, "perf_counter", lambda: 1e-6 * self.host)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: MadeUpEvent(self))
@@ -71,6 +72,11 @@ def test_a_host_that_keeps_up_adds_its_copies_alone(monkeypatch, round_us):
     gap, row_us = MadeUpGpu(monkeypatch, round_us=round_us).gap()
     assert gap == pytest.approx(8.0 / round_us)
     assert row_us == pytest.approx(round_us)
+
+
+def test_what_lies_between_rounds_in_a_row_too_is_not_the_hosts(monkeypatch):
+    gap, row_us = MadeUpGpu(monkeypatch, round_us=1000.0, event_us=2.0).gap()
+    assert gap == pytest.approx(8.0 / row_us)
 
 
 @pytest.mark.parametrize("read_us", [1000.0, 4000.0])
