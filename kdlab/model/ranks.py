@@ -23,6 +23,7 @@ from kdlab.model.rank_watch import RankWatch
 EXPERT_MODES = ("tp", "ep")
 # Ranks may be minutes apart when they have read their weights; a dead rank is RankWatch's to find.
 _SLOWEST = timedelta(minutes=30)
+_MOST_S = 1e6  # torch counts in milliseconds of 32 bits, and takes longer ones for none
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
@@ -219,8 +220,8 @@ def init_ranks(
         UnsupportedDevice: fewer GPUs than ranks on this machine.
     """
     check_choice("experts", experts, EXPERT_MODES)
-    check_float("timeout", timeout, above=0.0)
-    start_timeout = check_float("start_timeout", start_timeout, above=0.0)
+    check_float("timeout", timeout, above=0.0, maximum=_MOST_S)
+    start_timeout = check_float("start_timeout", start_timeout, above=0.0, maximum=_MOST_S)
     chosen = local_device(device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     store = None if dist.is_initialized() else _start_group(backend, chosen, start_timeout)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdlab.errors import KdlabError
+from kdlab.errors import ArgumentError, KdlabError
 from kdlab.model import rank_watch
 from kdlab.model import ranks as module
 from kdlab.model.rank_watch import RankWatch
@@ -71,6 +71,13 @@ def test_a_rank_that_never_starts_is_named_within_the_time_for_it(held, named, t
     ended = run_ranks(2, start_alone, held, store.port if held == "launcher" else free_port(), folder=tmp_path)
     assert re.match(named, values_of(ended)[0])
     assert time.monotonic() - began < 20 * PATIENCE_S
+
+
+@pytest.mark.parametrize("name", ["timeout", "start_timeout"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e10, "5"])
+def test_times_that_nobody_can_wait_for_are_refused(name, seconds):
+    with pytest.raises(ArgumentError, match=f"^{name}: expected a"):
+        init_ranks("cpu", **{name: seconds})
 
 
 class GoneStore:
