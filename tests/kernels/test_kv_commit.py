@@ -87,6 +87,22 @@ def test_auto_on_the_cpu_is_the_reference(path):
     assert_same_bytes(out, gathered(taps, path))
 
 
+def test_the_reference_off_the_cpu_has_no_length_that_only_the_host_knows():
+    """Else no graph could hold it; tensors without values refuse an index by a mask."""
+    pages, table, prefix, path, taps = (tensor.to("meta") for tensor in new_case([[0, 2, 3], []], [62, 0], features=40))
+    out = kv_commit(pages, table, prefix, path, taps=[taps], impl="reference")
+    assert (out.shape, out.device.type) == ((2, 16, 40), "meta")
+
+
+@gpu
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_the_reference_on_a_gpu(path):
+    pages, table, prefix, path, _ = new_case([path, [0, 3], []], [62, 0, 7])
+    inside = pages.cuda()
+    kv_commit(inside, table.cuda(), prefix.cuda(), path.cuda(), impl="reference")
+    assert_same_bytes(inside, committed(pages, table, prefix, path))
+
+
 def test_no_taps_give_none():
     assert kv_commit(*new_case([[0, 2]], [3])[:4]) is None
 

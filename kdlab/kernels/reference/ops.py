@@ -67,9 +67,7 @@ def verify_attention(
     check_shape("block_table", block_table, [sizes["S"], "M"])
     check_shape("prefix_len", prefix_len, [sizes["S"]])
     dtype = compute_dtype(q.dtype)
-    keys = visible_keys(
-        block_table, prefix_len, mask, page_size=pages.shape[1], num_heads=num_heads, dtype=dtype
-    )
+    keys = visible_keys(block_table, prefix_len, mask, page_size=pages.shape[1], num_heads=num_heads, dtype=dtype)
     o, scores = attend(q, pages.flatten(0, 1)[keys.rows], keys, scale, latent_dim)
     lse = scores.logsumexp(-1).view(q.shape[:3])
     if keys.empty is not None:
@@ -126,8 +124,10 @@ def kv_commit(pages: Tensor, block_table: Tensor, prefix_len: Tensor, path: Tens
     depth = torch.arange(path.shape[1], device=path.device)
     moved = (path >= 0) & (depth > 0)
     num_rows, first = pages.shape[1] * pages.shape[2], prefix_len.long()[:, None]
-    both = [torch.where(moved, first + row, 0) for row in (path, depth)]
-    source, destination = (cache_rows(block_table, index, pages.shape[2])[moved] for index in both)
+    # What does not move is written onto itself: row 0 of the stream, which is nobody's destination. Without it only the
+    # host would know how many rows move, and no graph could hold this; a CPU leaves it out, as it may lie on no page.
+    both = [cache_rows(block_table, torch.where(moved, first + row, 0), pages.shape[2]) for row in (path, depth)]
+    source, destination = (places[moved] if pages.device.type == "cpu" else places.flatten() for places in both)
     for places in (source, destination):
         check_pages(places, num_rows)
     rows = pages.view(pages.shape[0], num_rows, pages.shape[3])
