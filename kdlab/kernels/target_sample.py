@@ -76,6 +76,7 @@ def check_sampling(
 ) -> None:
     """Raise ArgumentError or ShapeError unless these are arguments of `target_sample`."""
     sizes = check_shape("logits", logits, ["S", "N", "V"])
+    check_int("V of logits", sizes["V"], minimum=1)
     check_shape("stream", stream, [sizes["S"]])
     check_shape("position", position, [sizes["S"], sizes["N"]])
     check_float("temperature", temperature, minimum=0.0)

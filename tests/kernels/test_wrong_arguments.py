@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from kdlab.errors import ShapeError
+from kdlab.errors import ArgumentError, ShapeError
 from kdlab.kernels.add_norm import add_norm
 from kdlab.kernels.draft_attention import draft_attention
 from kdlab.kernels.draft_topk import draft_topk
@@ -115,3 +115,18 @@ def test_products_name_which_matrix_is_of_another_dtype(impl):
             skinny_matmul(**{"x": x, "weight": weight, "impl": impl} | {name: value})
     with pytest.raises(ShapeError, match=r"^weight: expected torch\.float32 on cpu, as x"):
         skinny_linear(x[0], weight[0].mT.bfloat16(), impl=impl)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "values"),
+    [
+        (add_norm, "eps", (None, float("nan"), -1.0, "x")),
+        (router, "scale", (None, float("inf"), "x")),
+        (target_sample, "logits", (floats(S, N, 0),)),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_row_could_take_are_named(op, name, values):
+    for value in values:
+        with pytest.raises(ArgumentError, match=f"{name}: expected"):
+            op(**CASES[op] | {name: value})

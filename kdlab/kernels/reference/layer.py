@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kdlab.checks import check_float
 from kdlab.kernels.library_linear import under_autocast
 from kdlab.kernels.mla import compute_dtype
 from kdlab.kernels.reference.ops import rms_norm
@@ -11,6 +12,7 @@ from kdlab.kernels.reference.ops import rms_norm
 
 def add_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x + update (x itself without one) and its RMSNorm; see `kdlab.kernels.add_norm`."""
+    check_float("eps", eps, minimum=0.0)
     total = x if update is None else x + update
     return total, rms_norm(total, weight, eps)
 
@@ -38,6 +40,7 @@ def router(
         groups: into how many groups neighbouring experts fall, and how many of these are open to a row.
         used: [T] bool; the other rows get -1 and 0.
     """
+    check_float("scale", scale)
     wide = compute_dtype(x.dtype)
     scores = _product(x.to(wide), weight.to(wide)).sigmoid()
     choice = _open_groups(scores + bias, *groups)
