@@ -221,6 +221,8 @@ def _rank_table(
         table = rank_table(rows, read_rows(recorded))
     except ArgumentError as error:  # collectives of fewer ranks, or of other sizes
         return None, [f"slice + collectives: not compared, {error}; see --collectives"]
+    if table.empty:
+        return None, ["slice + collectives: not compared, no round of several GPUs has its slice timed"]
     return table, [rank_verdict(table)]
 
 

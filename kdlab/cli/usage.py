@@ -63,9 +63,12 @@ def numbers(text: str) -> list[int]:
 
 
 def new_file(text: str) -> str:
-    """Read an option of a file to write: a folder is refused before the work that the file is for."""
+    """Read an option of a file to write: a folder, or a place below a file, is refused before the work it is for."""
     if not text or Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"expected a file, got {text!r}, a folder" if text else "expected a file")
+    above = next(folder for folder in Path(text).absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, got {text!r}, but {str(above)!r} is no folder")
     return text
 
 

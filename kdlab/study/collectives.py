@@ -146,7 +146,8 @@ def with_waits(
         ArgumentError: a round is there twice.
     """
     cases = [json.loads(text) for text in rows["case"]]
-    timed = rows[[op == "round" and case.get("gpus", 1) > 1 for op, case in zip(rows["op"], cases, strict=True)]]
+    several = [op == "round" and case.get("gpus", 1) > 1 for op, case in zip(rows["op"], cases, strict=True)]
+    timed = rows[np.array(several, dtype=bool)]  # an empty list would choose no columns
     twice = timed.loc[timed.duplicated(["case", "metric"]), "case"]
     if len(twice):
         raise ArgumentError("rows", "each round once", f"{twice.iloc[0]} twice")

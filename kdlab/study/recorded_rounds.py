@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kdlab.config import DrafterConfig, TargetConfig
@@ -90,7 +91,7 @@ def read_rounds(
     """
     cases = [json.loads(text) for text in rows["case"]]
     wanted = [op == "round" and case.get("ranks") == ranks for op, case in zip(rows["op"], cases, strict=True)]
-    chosen = rows[wanted]
+    chosen = rows[np.array(wanted, dtype=bool)]  # an empty list would choose no columns
     check_table(chosen, fields=_ONE_RUN)
     stages: list[StageTime] = []
     wholes: list[WholeTime] = []

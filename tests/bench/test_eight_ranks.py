@@ -132,3 +132,12 @@ def test_collectives_of_other_ranks_are_said_to_compare_with_nothing(tmp_path, c
     assert main(["bench", "round", *files]) == 0
     printed = capsys.readouterr().out
     assert "slice + collectives: not compared, collectives: expected times of all_reduce over 8 ranks" in printed
+
+
+def test_rounds_without_their_slices_are_said_to_compare_with_nothing(tmp_path, capsys):
+    rows = rows_frame(round_rows(15_000.0, 9000.0, gpus=GPUS))
+    write_rows(rows[rows["metric"] != "slice"], tmp_path / "rounds.parquet")
+    write_rows(collective_rows(ranks=GPUS), tmp_path / "times.parquet")
+    files = ["--read", str(tmp_path / "rounds.parquet"), "--collectives", str(tmp_path / "times.parquet")]
+    assert main(["bench", "round", *files]) == 0
+    assert "not compared, no round of several GPUs has its slice timed" in capsys.readouterr().out

@@ -67,7 +67,8 @@ def test_json_has_the_same_and_null_for_what_is_not_known(ran, capsys):
     ("words", "message"),
     [(["--ops", "sort"], "ops: expected one of"), (["--heads", "7"], "heads: expected one of"),
      (["--heads", "x"], "invalid"), (["--seconds", "-1"], "seconds: expected"),
-     (["--out", "/"], "expected a file, got '/', a folder"), (["--out", ""], "expected a file")],
+     (["--out", "/"], "expected a file, got '/', a folder"), (["--out", ""], "expected a file"),
+     (["--out", "/dev/null/x.parquet"], "expected a file, got '/dev/null/x.parquet', but '/dev/null' is no folder")],
 )  # fmt: skip
 def test_bad_words_are_refused(words, message, capsys):
     assert main(["bench", "kernels", *words]) == 2

@@ -221,7 +221,8 @@ def test_one_wait_stands_for_both_where_rounds_of_one_kind_were_recorded():
     waiting = with_waits(measured, few, TARGET, DRAFTER)
     assert (waiting.wait_us, waiting.many_wait_us) == pytest.approx((3.0, 3.0))
     assert waiting.source(2).endswith("with 3.0 µs each that whole rounds take beside them")
-    assert with_waits(measured, rounds.round_rows(), TARGET, DRAFTER) == measured  # rounds of one GPU say nothing of it
+    for rows in (rounds.round_rows(), few.iloc[:0]):  # rounds of one GPU say nothing of it
+        assert with_waits(measured, rows, TARGET, DRAFTER) == measured
     assert fit_waits([90.0, 80.0], [100.0, 100.0], [10, 10], [False, True]) == (0.0, 0.0)
 
 
@@ -259,6 +260,7 @@ def test_both_ways_of_splitting_experts_are_one_fit():
         (lambda: round_time(fit_rounds(read_rounds(rounds.round_rows(points=[(1, 1, 1024, 0.8)]), TARGET, DRAFTER)),
                             TARGET, DRAFTER, STEP), "fit"),
         (lambda: read_rounds(rounds.round_rows(), TARGET, DRAFTER, ranks=4), "rows"),
+        (lambda: read_rounds(rounds.round_rows().iloc[:0], TARGET, DRAFTER), "rows"),
         (lambda: read_rounds(rounds.round_rows(points=[(8, 1, 1024, 1.0)]), TARGET, DRAFTER), "rows"),
         (lambda: fit_all_reduce(rounds.round_rows()), "rows"),
         (lambda: carried_over("A100"), "gpu"),
