@@ -127,7 +127,7 @@ def _print_report(
         print_json({"report": str(html), "pdf": _text(pdf), "figures": list(map(str, figures)), "records": records,
                     "unfinished": unfinished})  # fmt: skip
         return
-    _print_records(records)
+    _print_records(dict(zip(finished, records, strict=True)))
     _print_places(html, pdf, figures, arguments.figures or html.parent / "figures")
 
 
@@ -139,18 +139,19 @@ def _print_places(html: Path, pdf: Path | None, figures: Sequence[Path], folder:
     print(f"report: {html.resolve()}")
 
 
-def _print_records(records: Sequence[Mapping[str, Any]]) -> None:
+def _print_records(records: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Print what each notebook recorded; where there are several, each table says which one's it is."""
     from kdlab.report import conclusions, record_tables
 
-    for record in records:
+    for path, record in records.items():
         for name, rows in record_tables(record):
-            print(f"{name}:")
+            print(f"{path}: {name}:" if len(records) > 1 else f"{name}:")
             print_table(rows[:_MOST_ROWS])
             if len(rows) > _MOST_ROWS:
                 print(f"... and {len(rows) - _MOST_ROWS} rows more, which --json prints")
             print()
     # A notebook that reads what others recorded concludes what they did.
-    print("\n".join(dict.fromkeys(sentence for record in records for sentence in conclusions(record))))
+    print("\n".join(dict.fromkeys(sentence for record in records.values() for sentence in conclusions(record))))
 
 
 def _text(path: Path | None) -> str | None:

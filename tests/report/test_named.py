@@ -42,9 +42,9 @@ def figure_cell(name="fig.png", title=SCRIPT):
     return v4.new_code_cell("", outputs=[v4.new_output("display_data", data=data, metadata={FIGURE_KEY: name})])
 
 
-def point(folder, *cells, name="demo", parameters=None):
+def point(folder, *cells, name="demo", parameters=None, **record):
     folder.mkdir(parents=True, exist_ok=True)
-    notebook = finished(v4.new_markdown_cell("# Sweep\n\n## Part <b>two</b>"), *cells)
+    notebook = finished(v4.new_markdown_cell("# Sweep\n\n## Part <b>two</b>"), *cells, **record)
     notebook.metadata["papermill"] = {"parameters": (parameters or {}) | {"figures": "elsewhere"}}
     path = save(notebook, folder, name)
     write_marker(path, path, "inputs", 1.0)
@@ -74,6 +74,18 @@ def test_a_named_run_gives_html_figures_in_three_formats_and_a_pdf(tmp_path, cap
         assert (folder / "report.pdf").read_bytes().startswith(b"%PDF-")
     else:
         assert "apt-get install chromium" in error
+
+
+def test_each_table_of_a_grid_says_whose_it_is(tmp_path, capsys):
+    root = tmp_path / "runs" / "grids" / "night2"
+    grid(root, b7={}, b15={})
+    for name, rounds in (("b7", 5), ("b15", 4)):
+        point(root / name, times=[{"rounds": rounds}])
+    assert main(["report", "night2", "--no-pdf"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.endswith("times:")] == [
+        f"{root / name / 'demo.ipynb'}: times:" for name in ("b7", "b15")
+    ]
 
 
 def test_a_grid_is_its_planned_points_in_their_order(tmp_path):
