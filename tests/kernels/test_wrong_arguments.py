@@ -124,7 +124,7 @@ def test_products_name_which_matrix_is_of_another_dtype(impl):
         (router, "scale", (None, float("inf"), "x")),
         (target_sample, "logits", (floats(S, N, 0),)),
     ],
-    ids=str,
+    ids=["add_norm-eps", "router-scale", "target_sample-logits"],
 )
 def test_numbers_that_no_row_could_take_are_named(op, name, values):
     for value in values:
