@@ -87,8 +87,8 @@ def profiled_round(
     check_int("rows", rows, minimum=2)
     for name, value in (("streams", streams), ("context", context)):
         check_int(name, value, minimum=1)
-    check_k26(ranks, experts, layers)
     if model == K26:
+        check_k26(ranks, experts, layers)
         require_gpu(f"a round of {K26}")
         here = torch.device("cuda", torch.cuda.current_device())
         pair = k26_pair(Ranks.slice_of(0, ranks, experts), layers, here)
